@@ -16,7 +16,7 @@ from torch_bridge.datasets import to_torch
 
 
 def write(config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """Write the files where a checkpoint is due, the best so far, or the last; the best checkpoint.keep_best stay.
+    """Write the files if a checkpoint is due, the best so far, or the last; keep the best checkpoint.keep_best.
 
     tree: the training state. meta: see TorchTwin.checkpoint.
     """
@@ -49,7 +49,7 @@ def write(config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping
 
 @functools.lru_cache(maxsize=8)
 def _manager(run: pathlib.Path, keep_best: int) -> CheckpointManager:
-    """The run's list of best files, which lives as long as the process."""
+    """Return the run's CheckpointManager; its list of best files lives as long as the process."""
     manager = CheckpointManager(run, keep_best)
     manager.written = None  # epoch of the newest file
     return manager
@@ -60,13 +60,13 @@ def _holding(state: Mapping[str, Any]) -> Any:
 
 
 def parameter_names(config: Any) -> list[str]:
-    """Every parameter of the torch model in torch's order, frozen ones too, tied ones once."""
+    """Return the names of all parameters of the torch model in torch's order, frozen ones too, tied ones once."""
     with torch.device("meta"):
         return [name for name, _ in HJEPA(config).named_parameters()]
 
 
 def original_optimizer(saved: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """The optimizer's state as the original keeps it: all parameters in one group, those without gradient stateless."""
+    """Return the optimizer state as the original has it: one group of all parameters, no state without a gradient."""
     number = {name: i for i, name in enumerate(names)}
     state = {}
     for group in saved["param_groups"]:

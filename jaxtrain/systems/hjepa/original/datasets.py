@@ -21,13 +21,13 @@ STL10 = "airplane bird car cat deer dog horse monkey ship truck".split()
 
 
 class Images(Dataset):
-    """A split of the data that a config names, augmented in training as the original does, with torch's randomness.
+    """One split of a config's data, augmented in training as in the original, with torch's random numbers.
 
-    source: the same images as the engine reads them, which augments them in its compiled step.
+    source: the same images as the engine reads them; the engine augments them in its compiled step.
     """
 
     def __init__(self, config: Any, split: str):
-        """config: of `hjepa.pretrain`, checked. split: "train", "validation" or "test"."""
+        """config: a checked `hjepa.pretrain` config. split: "train", "validation" or "test"."""
         self._data, self.size, self.split = config.data, config.data.image_size, split
         self.source = build_data(config, split)
         self._items: Any = self.source
@@ -41,7 +41,7 @@ class Images(Dataset):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes by label. Raises UserError where no file tells them."""
+        """Return the class names by label. Raises UserError for several datasets or if no file lists the names."""
         if isinstance(self.source, ImageFolder):
             return list(self.source.names)  # pyright: ignore[reportAttributeAccessIssue]
         if self._data.datasets:
@@ -68,7 +68,7 @@ class Images(Dataset):
 
 
 class _Drawn(int):
-    """An index whose augmentation is drawn anew at every call, from torch's generator."""
+    """Index with a random `epoch` from torch's generator, so that every access draws a new augmentation."""
 
     @property
     def epoch(self) -> int:
@@ -85,11 +85,11 @@ def build_dataset(
     *,
     class_list: str | pathlib.Path | None = None,
 ) -> Images:
-    """imagenet, imagenet100, cifar10, cifar100 or stl10 under data_path, in the layout of its authors.
+    """Return a split of imagenet, imagenet100, cifar10, cifar100 or stl10 in data_path, in its authors' layout.
 
-    split: train, or val or test. download: without effect, nothing is fetched here. class_list: imagenet100 among other
-    folders; a file with the names of its 100, one per line, which are numbered from 0. Raises ValueError for another
-    name and FileNotFoundError for a data_path, or a split's folder of classes, that is not there.
+    split: train, or val or test. download: no effect; nothing is downloaded. class_list: for imagenet100 among other
+    folders, a file with the names of its 100 classes, one per line, which are numbered from 0. Raises ValueError for an
+    unknown name, and FileNotFoundError if data_path or a split's folder of classes is missing.
     """
     name = dataset_name.lower()
     if name not in DATASETS:
@@ -105,12 +105,12 @@ def build_dataset(
 
 
 def create_train_loader(config: Mapping[str, Any]) -> DataLoader:
-    """The training split of the config's `data` section, shuffled, whole batches only."""
+    """Return a loader of the training split of the config's `data` section: shuffled, whole batches only."""
     return _loader(config, "train", shuffle=True, drop_last=True)
 
 
 def create_val_loader(config: Mapping[str, Any]) -> DataLoader:
-    """The validation split of the config's `data` section; its last, short batch counts too."""
+    """Return a loader of the validation split of the config's `data` section; it keeps the last, short batch."""
     return _loader(config, "validation")
 
 
@@ -123,7 +123,7 @@ def _loader(config: Mapping[str, Any], split: str, **options: Any) -> DataLoader
 
 
 def checked(config: Mapping[str, Any]) -> Any:
-    """The original's nested config as this project's settings. Raises UserError that lists every mistake."""
+    """Convert the original's nested config to this project's settings. Raises UserError that lists every mistake."""
     from jaxtrain import config_io
 
     return config_io.check(legacy_config.convert(config), "the original's config")[1]

@@ -62,7 +62,7 @@ class _Encoder(Encoder):
 
     @classmethod
     def of_size(cls, encoder_type: str, img_size: int, size: ViTSize, options: Mapping[str, Any]):
-        """An encoder as HJEPA builds it, with weights that are not drawn yet. options: of VisionTransformer."""
+        """Return an encoder as HJEPA builds it, before its weights are drawn. options: of VisionTransformer."""
         module = cls.__new__(cls)
         module._build(encoder_type, img_size, size, options)
         return module
@@ -76,11 +76,11 @@ class _Encoder(Encoder):
 
 
 class ContextEncoder(_Encoder):
-    """Encodes the visible part of an image: patches where mask (bool [batch, patch]) is True are blanked."""
+    """Encoder of the visible part of an image; patches where mask (bool [batch, patch]) is True are blanked."""
 
 
 class TargetEncoder(_Encoder):
-    """The moving average of a context encoder. Its parameters take no gradient."""
+    """Moving average of a context encoder. Its parameters take no gradient."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class TargetEncoder(_Encoder):
         return super().forward(images)
 
     def momentum_at(self, step: int) -> float:
-        """ema_momentum at step 0, in a straight line to ema_momentum_end at ema_warmup_steps."""
+        """Return the momentum at a step: linear from ema_momentum at step 0 to ema_momentum_end at ema_warmup_steps."""
         return momentum_at(step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
 
     def update_from_context_encoder(self, context_encoder: nn.Module, current_step: int) -> float:
-        """target <- m * target + (1 - m) * context; gives m, the momentum at this step."""
+        """Set target <- m * target + (1 - m) * context and return m, the momentum at this step."""
         momentum = self.momentum_at(current_step)
         move(self, context_encoder, momentum)
         return momentum
@@ -121,16 +121,16 @@ def momentum_at(step: int, start: float, end: float, warmup_steps: int) -> float
 
 @torch.no_grad()
 def move(target: nn.Module, context: nn.Module, momentum: float) -> None:
-    """target <- momentum * target + (1 - momentum) * context, over parameters in their order."""
+    """Set target <- momentum * target + (1 - momentum) * context, over parameters in their order."""
     for theirs, ours in zip(context.parameters(), target.parameters(), strict=True):
         ours.mul_(momentum).add_(theirs, alpha=1 - momentum)
 
 
 class Predictor(torch_twin.Predictor):
-    """Context tokens [batch, context, width], places to fill, int [batch, masked] -> features [batch, masked, width].
+    """Predict features [batch, masked, width] of patches, int [batch, masked], from tokens [batch, context, width].
 
-    Called with (context_features, mask_indices, pos_embed): positions [1, patch, width], or None for
-    `pos_embed_predictor`.
+    Called with (context_features, mask_indices, pos_embed). pos_embed: positions [1, patch, width]; None for the
+    parameter `pos_embed_predictor`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Predictor(torch_twin.Predictor):
 
     @classmethod
     def of_size(cls, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float):
-        """A predictor as HJEPA builds it, with weights that are not drawn yet."""
+        """Return a predictor as HJEPA builds it, before its weights are drawn."""
         module = cls.__new__(cls)
         module._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
         return module
@@ -174,7 +174,7 @@ def check_not_pretrained(pretrained: bool) -> None:
 
 
 def create_encoder(encoder_type: str = "vit_base_patch16_224", img_size: int = 224, **options):
-    """(ContextEncoder, TargetEncoder) of one kind, the target a copy. options: of both, and TargetEncoder's ema_*."""
+    """Return (ContextEncoder, TargetEncoder), the target a copy. options: of both, and TargetEncoder's ema_*."""
     ema = {key: options.pop(key) for key in list(options) if key.startswith("ema_")}
     context = ContextEncoder(encoder_type, img_size, **options)
     target = TargetEncoder(encoder_type, img_size, **options, **ema)

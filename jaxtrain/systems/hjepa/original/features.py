@@ -1,4 +1,4 @@
-"""The original's image transforms, features of a loader, and linear probe, in torch."""
+"""The original's image transforms, feature extraction and linear probe, in torch."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ POOLINGS = ("mean", "max", "attention", "cls")
 
 
 class JEPATransform:
-    """Augment a PIL image as in training, by torch's generator: float32 [3, S, S], normalised."""
+    """Augment a PIL image as in training, with torch's generator: float32 [3, S, S], normalised."""
 
     def __init__(self, image_size: int = 224, color_jitter: float = 0.4):
         self.transform = train_transform(image_size, color_jitter)
@@ -45,9 +45,9 @@ def extract_features(
     normalize: bool = False,
     max_samples: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features of the target encoder, [row, token, width] or with `pool` [row, width], and labels [row].
+    """Return features of the target encoder, [row, token, width] or with `pool` [row, width], and labels [row].
 
-    loader: gives (images, labels). pooling: "mean" or "max" over tokens. normalize: to length 1.
+    loader: yields (images, labels). pooling: "mean" or "max" over tokens. normalize: scale features to length 1.
     """
     if pooling not in ("mean", "max"):
         raise UserError(f"pooling={pooling!r} is unknown; known: mean, max")
@@ -67,7 +67,7 @@ def extract_features(
 
 
 class LinearProbe(nn.Module):
-    """Features [batch, token, width] or [batch, width] -> logits [batch, class].
+    """Linear probe: features [batch, token, width] or [batch, width] -> logits [batch, class].
 
     pooling: "mean", "max", "attention" (a softmax over tokens) or "cls", which takes the mean, as in the original.
     normalize: scale pooled features to length 1.

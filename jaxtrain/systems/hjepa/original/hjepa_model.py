@@ -1,4 +1,4 @@
-"""The original's HJEPA as a torch module: its arguments, attributes, calls and numbers."""
+"""The original's HJEPA as a torch module, with the same arguments, attributes, methods and results."""
 
 import types
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from jaxtrain.systems.hjepa.torch_twin import pool
 
 
 class HJEPA(torch_twin.HJEPA):
-    """A context encoder, its moving average as the target, a predictor, and 2 to 4 levels of comparison.
+    """A context encoder, a target encoder (its moving average), a predictor, and 2 to 4 hierarchy levels.
 
-    Arguments and their defaults are the original's; after the bare `*` what it did not offer. vit: timm-style overrides
-    of the preset's sizes. use_rope: rotary positions in both encoders. copy_target_at_init: start the target as a copy,
-    as the original's documentation promises; its code draws the target's Linear weights anew.
-    Raises ValueError for sizes that do not fit. Weights follow torch.manual_seed.
+    Arguments and defaults are the original's; those after the bare `*` are additions. vit: timm-style overrides of the
+    preset's sizes. use_rope: rotary positions in both encoders. copy_target_at_init: start the target as a copy, as the
+    original's documentation promises; its code redraws the target's Linear weights. Raises ValueError for sizes that do
+    not fit. torch.manual_seed determines the weights.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HJEPA(torch_twin.HJEPA):
 
     @classmethod
     def of_section(cls, section: ModelConfig, img_size: int) -> "HJEPA":
-        """The module of a run's `model` section, with weights of zero."""
+        """Build the module of a run's `model` section, without drawing initial weights as the constructor does."""
         module = cls.__new__(cls)
         ema = section.ema
         module._build(section, img_size, ema.momentum, ema.momentum_end, ema.ramp_steps or 1000)
@@ -131,20 +131,23 @@ class HJEPA(torch_twin.HJEPA):
         return predictor
 
     def forward(self, images, mask, return_all_levels: bool = True) -> dict[str, Any]:
-        """images: [batch, channel, S, S]. mask: bool, int or float [batch, patch], 1 = predict.
+        """Predict the target features of the masked patches.
 
-        Gives predictions, targets and masks_valid (per level [batch, token, width], and bool [batch, token]),
+        images: [batch, channel, S, S]. mask: bool, int or float [batch, patch], 1 = predict.
+
+        Returns predictions, targets and masks_valid (per level [batch, token, width], and bool [batch, token]), and
         context_features and target_features [batch, 1 + patch, width]. Rows with fewer masked patches than the fullest
-        are filled up with patch 0, which masks_valid says. return_all_levels=False: one level without projection, and
-        mask_valid. Raises ValueError where too few patches are masked for the levels, or none.
+        are padded with patch 0; masks_valid marks the real ones. return_all_levels=False: one level without projection,
+        and mask_valid. Raises ValueError if too few patches are masked for the levels, or none.
         """
         indices, valid = self.masked_patches(mask, self.levels if return_all_levels else 1)
         return self.forward_indices(images, mask, indices, valid, return_all_levels)
 
     def masked_patches(self, mask, levels: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ascending masked places of each row, filled up with 0 to the most of the batch: int, bool [batch, masked].
+        """Return the ascending masked patches of each row and which are real: int, bool [batch, masked].
 
-        levels: of pooling that they have to suffice for; the model's if left out.
+        Rows are padded with 0 to the largest count in the batch. levels: pooling levels that the count must suffice
+        for; the model's if left out.
         """
         levels = self.levels if levels is None else levels
         hidden = mask > 0.5 if mask.dtype is not torch.bool else mask
@@ -160,7 +163,7 @@ class HJEPA(torch_twin.HJEPA):
         return torch.where(valid, order, 0), valid
 
     def forward_indices(self, images, mask, indices, valid, return_all_levels: bool = True) -> dict[str, Any]:
-        """`forward` with what `masked_patches` gives: no shape depends on a value, so that it compiles."""
+        """Run `forward` on the results of `masked_patches`; it compiles, because no shape depends on a value."""
         context = self.encode_context(images, mask)
         targets = self.encode_target(images)
         positions = self.context_encoder.vit.pos_embed[:, 1:]
@@ -177,19 +180,19 @@ class HJEPA(torch_twin.HJEPA):
         }
 
     def _validity(self, valid) -> list[torch.Tensor]:
-        """Which entries of each level are real; with a pyramid the mask goes through its layers, as in the original."""
+        """Return which entries of each level are real; a pyramid sends the mask through its layers, as originally."""
         if not self.use_fpn:
             return [pool(valid.float()[..., None], level)[..., 0] > 0.5 for level in range(self.levels)]
         tokens = valid.float()[..., None].expand(-1, -1, self.embed_dim)
         return [x.mean(-1) > 0.5 for x in self.pyramid(tokens)]
 
     def encode_context(self, images, mask=None):
-        """Tokens [batch, 1 + patch, width] of the context encoder; masked patches are blanked."""
+        """Return the tokens [batch, 1 + patch, width] of the context encoder, with masked patches blanked."""
         return self.context_encoder(images, mask)
 
     @torch.no_grad()
     def extract_features(self, images, level: int = 0, use_target_encoder: bool = True):
-        """Features [batch, patch // 2^level, width] of whole images. ValueError for a level that is not there."""
+        """Return features [batch, patch // 2^level, width] of whole images. Raises ValueError for an unknown level."""
         if not 0 <= level < self.levels:
             raise UserError(f"level={level} is outside [0, {self.levels})")
         encoder = self.target_encoder if use_target_encoder and self.has_target else self.context_encoder
@@ -199,7 +202,7 @@ class HJEPA(torch_twin.HJEPA):
         return pool(self.hierarchy_projections[level](tokens), level)
 
     def update_target_encoder(self, step: int) -> float:
-        """Move the target towards the context encoder; gives the momentum of this step, 1.0 without a target."""
+        """Move the target towards the context encoder; return the momentum of this step, 1.0 without a target."""
         if self.target_encoder is None:
             return 1.0
         momentum = momentum_at(step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
@@ -214,18 +217,20 @@ class HJEPA(torch_twin.HJEPA):
 
 
 def create_hjepa(*arguments: Any, **options: Any) -> HJEPA:
-    """HJEPA under the original's factory name."""
+    """Return HJEPA(...) under the original's factory name."""
     return HJEPA(*arguments, **options)
 
 
 def create_model(config: Mapping[str, Any]) -> HJEPA:
-    """The original's HJEPA from its nested config, of which only `model`, data.image_size and, of `training`,
-    drop_path_rate and use_gradient_checkpointing are read. Weights follow torch.manual_seed. An epoch of
-    `momentum_warmup_epochs` is 1,000 steps of `update_target_encoder`, as there."""
+    """Build the original's HJEPA from its nested config. torch.manual_seed determines the weights.
+
+    Only `model`, data.image_size and, of `training`, drop_path_rate and use_gradient_checkpointing are read. As in the
+    original, an epoch of `momentum_warmup_epochs` is 1,000 steps of `update_target_encoder`.
+    """
     from jaxtrain.systems.hjepa.original.datasets import checked
 
     model, training, data = (config.get(name) or {} for name in ("model", "training", "data"))
-    given = {name: value for name, value in model.items() if name != "ema"}  # not a run's: it has no steps yet
+    given = {name: value for name, value in model.items() if name != "ema"}  # read below: no steps are known yet
     read = {name: training[name] for name in ("drop_path_rate", "use_gradient_checkpointing") if name in training}
     image = {"image_size": data["image_size"]} if "image_size" in data else {}
     settings = checked({"model": given, "training": read, "data": image})

@@ -1,4 +1,4 @@
-"""The original's YAML (as nested dicts) -> this project's settings, and the other way to what its functions read."""
+"""Conversion of the original's YAML (as nested dicts) to this project's settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig
 from jaxtrain.task import LegacyConfig
 
-EPOCHS = 100  # the original's where its config says nothing
+EPOCHS = 100  # the original's default
 
 
 def convert(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, Any]:
-    """Settings for `task: hjepa.pretrain` that do what the original's file promises.
+    """Return settings for `task: hjepa.pretrain` that do what the original's file promises.
 
-    Keys that the original ignores but its README names (min_lr, model.ema.*, flat use_fpn, use_rope, use_layerscale,
-    num_target_masks) take effect; sections left out take the original's defaults. accelerator: whether use_amp may
-    lower the precision.
+    Keys that the original ignores although its README names them (min_lr, model.ema.*, flat use_fpn, use_rope,
+    use_layerscale, num_target_masks) take effect; missing sections take the original's defaults. accelerator: True if
+    use_amp may lower the precision.
     """
     get = lambda section: original.get(section) or {}
     model, training, data = get("model"), get("training"), get("data")
@@ -111,7 +111,7 @@ def _data(data: Mapping, accumulate: int) -> dict:
 
 
 def _augmentation(given: Mapping) -> dict:
-    """The original reads only color_jitter of these; here what its files say counts."""
+    """Convert the augmentation settings; all of them take effect, while the original reads only color_jitter."""
     flip, crop = given.get("horizontal_flip"), given.get("crop_scale")
     if given.get("random_crop") is False:
         crop = (1.0, 1.0)

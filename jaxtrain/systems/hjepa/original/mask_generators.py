@@ -1,6 +1,6 @@
 """The original's mask generators: those of `masks`, as bool tensors on a device. True = the patch belongs to the block.
 
-They draw from numpy's global generator, so that `np.random.seed(s)` gives the original's masks bit for bit.
+They draw from numpy's global generator, so `np.random.seed(s)` reproduces the original's masks bit for bit.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ def _sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def to_tensors(drawn: Any, device: Any = None) -> Any:
-    """Masks in any nesting as tensors of their own. device: where torch has it, else the CPU."""
+    """Convert masks in nested dicts to tensors. device: used if torch has it, else the CPU."""
     if isinstance(drawn, dict):
         return {name: to_tensors(inner, device) for name, inner in drawn.items()}
     return torch.from_numpy(drawn).to("cpu" if device is None else available(device))
@@ -31,7 +31,7 @@ def _to_arrays(given: Any) -> Any:
 
 
 class _OnGrid:
-    """The grid of patches."""
+    """Sizes of the patch grid."""
 
     input_size: tuple[int, int]
     patch_size: int
@@ -50,7 +50,7 @@ class _OnGrid:
 
 
 class MultiBlockMaskGenerator(_OnGrid, masks.MultiBlockMaskGenerator):
-    """Call with (batch_size, device): context bool [batch, patch], targets bool [batch, target, patch].
+    """Mask generator: (batch_size, device) -> context bool [batch, patch], targets bool [batch, target, patch].
 
     Source: Assran et al. 2023 (I-JEPA).
     """
@@ -76,18 +76,19 @@ class MultiBlockMaskGenerator(_OnGrid, masks.MultiBlockMaskGenerator):
         return to_tensors(context, device), to_tensors(targets, device)
 
     def sample_block(self, scale_range: Range, occupied: torch.Tensor | None = None) -> torch.Tensor:
-        """One block, bool [row, column], free of `occupied` if one of max_attempts succeeds."""
+        """Draw one block, bool [row, column], that avoids `occupied` if one of max_attempts succeeds."""
         return to_tensors(self.sampler.draw(scale_range, None if occupied is None else _to_arrays(occupied)))
 
     def get_mask_statistics(self, context_masks: torch.Tensor, target_masks: torch.Tensor) -> dict[str, float]:
-        """Means and unbiased standard deviations of the covered fraction, and the context's overlap with targets."""
+        """Return means and unbiased standard deviations of the covered fractions, and the context-target overlap."""
         return statistics(_to_arrays(context_masks), _to_arrays(target_masks))
 
 
 class HierarchicalMaskGenerator(_OnGrid, masks.HierarchicalMaskGenerator):
-    """Call with (batch_size, device): {"level_0": {"context": [batch, patch], "targets": [batch, target, patch]}, ...}.
+    """Mask generator with one block scale per hierarchy level.
 
-    Level l scales its blocks by 2^l ("geometric") or 1 + l ("linear"). Raises ValueError for another progression.
+    Maps (batch_size, device) to {"level_0": {"context": [batch, patch], "targets": [batch, target, patch]}, ...}. Level
+    l scales its blocks by 2^l ("geometric") or 1 + l ("linear"). Raises ValueError for another progression.
     """
 
     def __init__(
@@ -119,12 +120,12 @@ class HierarchicalMaskGenerator(_OnGrid, masks.HierarchicalMaskGenerator):
         return to_tensors(super().__call__(batch_size), device)
 
     def get_mask_statistics(self, masks: dict) -> dict[str, dict[str, float]]:
-        """Per level, as those of MultiBlockMaskGenerator."""
+        """Return the statistics of MultiBlockMaskGenerator for each level."""
         return super().get_mask_statistics(_to_arrays(masks))
 
 
 class MultiCropMaskGenerator(masks.MultiCropMaskGenerator):
-    """Masks for global and local crops: {"global_masks": {"crop_0": ...}, "local_masks": {...}}.
+    """Mask generator for global and local crops: {"global_masks": {"crop_0": ...}, "local_masks": {...}}.
 
     masking_strategy: global_only, global_with_local_context or cross_crop_prediction; another raises ValueError.
     """

@@ -15,14 +15,14 @@ import torch
 from tensorboardX import SummaryWriter
 
 log = logging.getLogger("hjepa")
-LOGIN_TIMEOUT_S = 60  # that W&B waits for an API key to be typed
+LOGIN_TIMEOUT_S = 60  # how long W&B waits for an API key to be typed
 
 
 class MetricsLogger:
-    """Writes scalars, images, histograms and embeddings under log_dir/tensorboard, and to W&B with use_wandb.
+    """Logger of scalars, images, histograms and embeddings to log_dir/tensorboard, and to W&B with use_wandb.
 
-    Values may be numbers, numpy or JAX arrays or torch tensors. A context manager: it closes its files at the end.
-    `metrics_buffer`: what `accumulate_metrics` has gathered, by name. `step`: counts calls that name none.
+    Values may be numbers, numpy or JAX arrays or torch tensors. As a context manager it closes its files at the end.
+    `metrics_buffer`: values gathered by `accumulate_metrics`, by name. `step`: counter for calls without a step.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MetricsLogger:
         self.metrics_buffer: dict[str, list[float]] = collections.defaultdict(list)
 
     def _started(self, project: str | None, entity: str | None, tags: list[str] | None) -> Any:
-        """A run of W&B, or None with a warning where W&B refuses: without an API key, an answer or its server."""
+        """Start a W&B run; return None with a warning if W&B refuses: without an API key, an answer or its server."""
         try:
             return self._wandb.init(
                 project=project,
@@ -59,7 +59,7 @@ class MetricsLogger:
                 dir=str(self.log_dir),
                 settings=self._wandb.Settings(login_timeout=LOGIN_TIMEOUT_S),
             )
-        except Exception as error:  # no tracker stops a run, whatever it raises
+        except Exception as error:  # whatever a tracker raises, the run goes on
             log.warning("W&B gets no metrics, it does not start: %s", str(error).strip() or type(error).__name__)
             return None
 
@@ -72,7 +72,7 @@ class MetricsLogger:
     # ---- numbers
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None, prefix: str = "", commit: bool = True):
-        """Scalars under prefix + name. Without a step, the logger counts."""
+        """Log scalars under prefix + name. Without a step, use the logger's own counter."""
         if step is None:
             step, self.step = self.step, self.step + 1
         else:
@@ -85,7 +85,7 @@ class MetricsLogger:
             self._wandb.log(values, step=step, commit=commit)
 
     def log_hierarchical_losses(self, losses: Mapping[str, Any], step: int | None = None, prefix: str = "train/"):
-        """The levels' losses, keys `loss_h0`, `loss_h1`, ... or `loss_level_0`, ..., as prefix + hierarchy/level_0."""
+        """Log the levels' losses, keys `loss_h0`, ... or `loss_level_0`, ..., as prefix + hierarchy/level_0, ..."""
         levels = {}
         for name, value in losses.items():
             stem, _, level = name.rpartition("_")
@@ -96,7 +96,7 @@ class MetricsLogger:
             self.log_metrics(levels, step, prefix)
 
     def accumulate_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Gather numbers for a mean; text and arrays are left out."""
+        """Collect numbers for a mean; ignore text and arrays."""
         for name, value in metrics.items():
             number = _number(value)
             if isinstance(number, float):
@@ -114,8 +114,7 @@ class MetricsLogger:
         return means
 
     def log_system_metrics(self, step: int | None = None) -> None:
-        """Memory that JAX and torch use on each device of this process, and of the process itself, in GB, where they
-        tell."""
+        """Log the memory that JAX and torch use on each local device, and that of the process, in GB, where known."""
         found = collections.defaultdict(float)
         found["host_memory_peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         for i, device in enumerate(jax.local_devices()):
@@ -131,7 +130,7 @@ class MetricsLogger:
     # ---- pictures and distributions
 
     def log_image(self, name: str, image, step: int | None = None, caption: str | None = None) -> None:
-        """image: [channel, height, width], [height, width, channel] or [height, width], in [0, 1] or uint8."""
+        """Log an image [channel, height, width], [height, width, channel] or [height, width], in [0, 1] or uint8."""
         pixels = _channels_first(image)
         step = self.step if step is None else step
         if self.tb_writer is not None:
@@ -142,7 +141,7 @@ class MetricsLogger:
     def log_images(
         self, name: str, images, step: int | None = None, captions: Sequence[str] | None = None, nrow: int = 4
     ) -> None:
-        """A grid of images, nrow per row, each as in log_image; on W&B one by one."""
+        """Log a grid of images, nrow per row, each as in log_image; W&B gets them one by one."""
         images = np.stack([_channels_first(image) for image in images])
         step = self.step if step is None else step
         if self.tb_writer is not None:
@@ -155,7 +154,7 @@ class MetricsLogger:
             self._wandb.log({name: shown}, step=step)
 
     def log_histogram(self, name: str, values, step: int | None = None) -> None:
-        """The distribution of the finite values."""
+        """Log the distribution of the finite values."""
         values = array(values).astype(np.float64).reshape(-1)
         values = values[np.isfinite(values)]
         step = self.step if step is None else step
@@ -167,19 +166,19 @@ class MetricsLogger:
             self._wandb.log({name: self._wandb.Histogram(values)}, step=step)
 
     def log_model_gradients(self, model, step: int | None = None) -> None:
-        """Histograms of a torch module's gradients, where it has any."""
+        """Log histograms of a torch module's gradients, if it has any."""
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
                 self.log_histogram(f"gradients/{name}", parameter.grad, step)
 
     def log_model_weights(self, model, step: int | None = None) -> None:
-        """Histograms of the weights of a torch module or a state dict."""
+        """Log histograms of the weights of a torch module or a state dict."""
         state = model if isinstance(model, Mapping) else model.state_dict()
         for name, value in state.items():
             self.log_histogram(f"weights/{name}", value, step)
 
     def log_embeddings(self, name: str, embeddings, step: int | None = None, metadata=None, label_images=None) -> None:
-        """Rows [n, width] for TensorBoard's projector; on W&B a table. metadata: a label per row."""
+        """Log rows [n, width] for TensorBoard's projector, and as a table on W&B. metadata: a label per row."""
         rows = array(embeddings).reshape(len(embeddings), -1)
         step = self.step if step is None else step
         labels = None if metadata is None else [str(array(label)) for label in metadata]
@@ -192,7 +191,7 @@ class MetricsLogger:
             self._wandb.log({name: self._wandb.Table(columns=columns, data=data)}, step=step)
 
     def log_prediction_comparison(self, predictions, targets, step: int | None = None, prefix: str = "predictions/"):
-        """Cosine similarity of flattened predictions and targets, and their mean distance, per level.
+        """Log cosine similarity, mean squared distance and histograms of predictions and targets, per level.
 
         predictions, targets: one array [batch, ...] or a list of them, one per level.
         """
@@ -224,7 +223,7 @@ class MetricsLogger:
 
 
 def _installed_wandb() -> Any:
-    """W&B, or None with a warning where it is not installed: a script of the original runs on without it."""
+    """Return the wandb module, or None with a warning if it is not installed: the original's scripts run without it."""
     try:
         import wandb
     except ImportError:
@@ -234,7 +233,7 @@ def _installed_wandb() -> Any:
 
 
 def array(value) -> np.ndarray:
-    """A number, an array or a tensor as numpy."""
+    """Convert a number, an array or a tensor to numpy."""
     return np.asarray(value.detach().float().cpu() if _is_floating(value) else _plain(value))
 
 
@@ -247,7 +246,7 @@ def _plain(value):
 
 
 def _number(value: Any) -> Any:
-    """One number, in whatever holds it, as a float; text and the like as they are, for W&B."""
+    """Return a single number in any container as a float; return text and the like unchanged, for W&B."""
     if isinstance(value, str):
         return value
     is_one = isinstance(value, numbers.Real) or (hasattr(value, "item") and math.prod(value.shape) == 1)

@@ -7,9 +7,9 @@ from jaxtrain.errors import UserError
 
 
 class ProgressTracker:
-    """Times steps and epochs and says how long is left.
+    """Timer of steps and epochs that estimates the remaining time.
 
-    start_epoch(e), step() after every step, end_epoch(metrics); `get_eta()` is "1:02:03", and "N/A" before any step.
+    Call start_epoch(e), step() after every step, end_epoch(metrics). `get_eta()` is "1:02:03"; before any step, "N/A".
     """
 
     def __init__(self, total_epochs: int, steps_per_epoch: int):
@@ -22,7 +22,7 @@ class ProgressTracker:
         self._last = self.start_time
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin the 0-based epoch."""
+        """Start the 0-based epoch."""
         self.current_epoch, self.current_step = epoch, 0
         self.epoch_start_time = self._last = time.time()
 
@@ -34,17 +34,17 @@ class ProgressTracker:
         self._last = now
 
     def end_epoch(self, metrics: dict[str, Any] | None = None) -> float:
-        """Close the epoch; gives its seconds."""
+        """End the epoch; return its duration in seconds."""
         seconds = time.time() - self.epoch_start_time
         self.epoch_times.append(seconds)
         return seconds
 
     def get_epoch_time(self) -> float:
-        """Seconds since the epoch began."""
+        """Return the seconds since the epoch began."""
         return time.time() - self.epoch_start_time
 
     def get_total_time(self) -> float:
-        """Seconds since the tracker was made."""
+        """Return the seconds since the tracker was created."""
         return time.time() - self.start_time
 
     @property
@@ -52,22 +52,22 @@ class ProgressTracker:
         return max(0, self.total_steps - self.current_epoch * self.steps_per_epoch - self.current_step)
 
     def get_eta_seconds(self) -> float | None:
-        """Seconds to the end at the mean pace of the last 100 steps; None before any."""
+        """Return the remaining seconds at the mean pace of the last 100 steps; None before any step."""
         if not self.step_times:
             return None
         return self.remaining_steps * sum(self.step_times) / len(self.step_times)
 
     def get_eta(self) -> str:
-        """Time to the end as text."""
+        """Return the remaining time as text."""
         seconds = self.get_eta_seconds()
         return "N/A" if seconds is None else self.format_time(seconds)
 
     def get_progress(self) -> float:
-        """Share of all steps that is done, in [0, 1]."""
+        """Return the share of all steps that are done, in [0, 1]."""
         return 1.0 if self.total_steps == 0 else 1 - self.remaining_steps / self.total_steps
 
     def get_summary(self) -> dict[str, Any]:
-        """Everything there is to print."""
+        """Return epoch, step, progress, times and ETA for printing."""
         return {
             "epoch": self.current_epoch,
             "step": self.current_step,
@@ -79,13 +79,16 @@ class ProgressTracker:
 
     @staticmethod
     def format_time(seconds: float) -> str:
-        """Seconds as h:mm:ss."""
+        """Format seconds as h:mm:ss."""
         minutes, rest = divmod(int(seconds), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class EarlyStopping:
-    """Call with a metric after every epoch: True when `patience` in a row were no better than the best by min_delta."""
+    """Stopping rule: call it with a metric after every epoch; it returns True when the run should stop.
+
+    That is when `patience` epochs in a row were no better than the best by min_delta.
+    """
 
     def __init__(self, patience: int = 10, min_delta: float = 0.0, mode: str = "min"):
         if mode not in ("min", "max"):
@@ -108,7 +111,7 @@ class EarlyStopping:
         return metric > self.best_score + self.min_delta
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear the best score and the counter."""
         self.best_score: float | None = None
         self.counter = 0
         self.should_stop = False

@@ -1,4 +1,4 @@
-"""The original's rotary positions of patches on a grid, as a torch module."""
+"""The original's rotary position embedding of patches on a grid, as a torch module."""
 
 import torch
 from torch import nn
@@ -7,10 +7,10 @@ from jaxtrain.errors import UserError
 
 
 class VisionRoPE2D(nn.Module):
-    """Turns queries and keys [batch, head, patch, dim] by angles of their row and column.
+    """Rotate queries and keys [batch, head, patch, dim] by angles of their row and column.
 
-    dim: width of a head, a multiple of 4 (else ValueError). Pair k of the first half of dim turns by
-    row * theta^(-2k / (dim / 2)), that of the second half by the column. Source: Su et al. 2021, on two axes.
+    dim: width of a head, a multiple of 4 (else ValueError). Pair k of the first half of dim is rotated by row *
+    theta^(-2k / (dim / 2)), pair k of the second half likewise by the column. Source: Su et al. 2021, on two axes.
     """
 
     def __init__(self, dim: int, patch_size: int = 16, num_patches_per_side: int = 14, theta: float = 10000.0):
@@ -26,14 +26,14 @@ class VisionRoPE2D(nn.Module):
         self.register_buffer("freqs_w", columns, persistent=False)
 
     def _angles(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of rows and of columns: float [patch, dim / 4], row-major."""
+        """Return the angles of rows and of columns: float [patch, dim / 4] each, row-major."""
         device = self.frequencies.device
         rows = torch.arange(height, device=device, dtype=torch.float32).repeat_interleave(width)
         columns = torch.arange(width, device=device, dtype=torch.float32).repeat(height)
         return torch.outer(rows, self.frequencies), torch.outer(columns, self.frequencies)
 
     def forward(self, q, k, num_patches_h: int | None = None, num_patches_w: int | None = None):
-        """The turned queries and keys; another grid than the constructor's by its numbers of rows and columns."""
+        """Return the rotated queries and keys. num_patches_h, num_patches_w: a grid other than the constructor's."""
         rows, columns = self.freqs_h, self.freqs_w
         if num_patches_h is not None and num_patches_w is not None:
             rows, columns = self._angles(num_patches_h, num_patches_w)

@@ -1,4 +1,4 @@
-"""The original's `.pth` checkpoints: read, written, kept and counted as its CheckpointManager does."""
+"""The original's `.pth` checkpoints, with the names, contents and retention rules of its CheckpointManager."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from torch_bridge.state_dict import PREFIXES, convert_ddp_state, load_state_dict
 
 
 def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
-    """A checkpoint with its tensors as numpy arrays, prefixes of DDP and torch.compile removed from the weights' keys.
+    """Read a checkpoint, with tensors as numpy arrays and without DDP and torch.compile prefixes in the weights' keys.
 
     Checkpoints that hold numpy scalars load too (torch >= 2.6 refuses them by default); nothing else is unpickled.
     """
@@ -39,10 +39,10 @@ def read_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 class CheckpointManager:
-    """Writes `checkpoint_epoch_%04d.pth`, `checkpoint_latest.pth` and `checkpoint_best.pth`, and keeps the best N.
+    """Writer of `checkpoint_epoch_%04d.pth`, `checkpoint_latest.pth` and `checkpoint_best.pth` that keeps the best N.
 
-    Files and their contents are the original's, so its scripts and this class read each other's. Beyond the original,
-    `config` is stored where given, so that evaluation can rebuild the model.
+    File names and contents are the original's, so its scripts and this class read each other's files. Unlike the
+    original, it stores `config` if given, so that evaluation can rebuild the model.
     """
 
     def __init__(
@@ -88,11 +88,14 @@ class CheckpointManager:
         extra_state: dict | None = None,
         config: Mapping | None = None,
     ) -> pathlib.Path:
-        """model: an object with a state_dict(), as torch's modules (also inside DataParallel), this system's model, or
-        a state dict. scheduler: an object whose state_dict() is a dict, or a dict of values; of any other nothing is
-        kept.
-        extra_state: further entries. Numpy's numbers are kept as Python's and paths as text, which torch.load takes
-        without trust. Gives the file's path."""
+        """Write a checkpoint and return its path.
+
+        model: an object with a state_dict() (a torch module, maybe in DataParallel), this system's model, or a state
+        dict.
+        scheduler: an object whose state_dict() is a dict, or a dict of values; anything else is not stored.
+        extra_state: further entries. Numpy numbers become Python's and paths become text, so that torch.load accepts
+        them with weights_only=True.
+        """
         content: dict[str, Any] = {
             "epoch": epoch,
             "model_state_dict": _state_of(model),
@@ -125,10 +128,10 @@ class CheckpointManager:
     def load_checkpoint(
         self, checkpoint_path, model=None, optimizer=None, scheduler=None, scaler=None, device=None, strict: bool = True
     ) -> dict[str, Any]:
-        """Fill the given objects with a load_state_dict() (or this system's model); gives epoch, metrics, best_metric
-        and the rest, arrays as tensors.
+        """Load a checkpoint into the given objects, each with a load_state_dict() (or this system's model).
 
-        device: to move a torch module to, where torch has it. Raises FileNotFoundError for a file that is not there.
+        Returns epoch, metrics, best_metric and the other entries, with arrays as tensors. device: move a torch module
+        there, if torch has it. Raises FileNotFoundError if the file is missing.
         """
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")
@@ -160,7 +163,7 @@ class CheckpointManager:
         return best if best.exists() else None
 
     def cleanup_old_checkpoints(self, keep_last_n: int = 5) -> None:
-        """Remove the older epoch files that are not among the best."""
+        """Remove epoch files older than the last keep_last_n, except those among the best."""
         files = self._epoch_files()
         best = {path for path, _, _ in self.best_checkpoints}
         for path in files[: max(0, len(files) - keep_last_n)]:
@@ -172,12 +175,12 @@ class CheckpointManager:
 
 
 def available(device: Any) -> Any:
-    """The device, or the CPU where torch has no CUDA: the originals' scripts say "cuda" everywhere."""
+    """Return the device, or the CPU if torch has no CUDA: the originals' scripts say "cuda" everywhere."""
     return "cpu" if torch.device(device).type == "cuda" and not torch.cuda.is_available() else device
 
 
 def _unwrapped(model: Any) -> Any:
-    """The module inside DataParallel, DistributedDataParallel or torch.compile, by the prefix of all its keys."""
+    """Return the module inside DataParallel, DistributedDataParallel or torch.compile, found by its key prefix."""
     if not isinstance(model, torch.nn.Module):
         return getattr(model, "module", model)
     keys = list(model.state_dict())
@@ -201,7 +204,7 @@ def _schedule_of(scheduler: Any) -> Any:
 
 
 def _measured(value: Any) -> Any:
-    """A metric; a tensor or array of one number as that number."""
+    """Return a metric; a tensor or array of one number becomes that number."""
     return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else _plain(value)
 
 

@@ -14,7 +14,7 @@ from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager
 
 
 def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch.optim.Optimizer:
-    """The torch optimizer of the config's training section: adamw, adam or sgd over all parameters in one group."""
+    """Return the training section's torch optimizer: adamw, adam or sgd over all parameters in one group."""
     training = config.get("training", config)
     name = str(training.get("optimizer", "adamw")).lower()
     lr, decay = training.get("lr", training.get("learning_rate", 1e-4)), training.get("weight_decay", 0.0)
@@ -29,7 +29,7 @@ def create_optimizer(model: torch.nn.Module, config: Mapping[str, Any]) -> torch
 
 
 def load_config(path: str | pathlib.Path) -> dict[str, Any]:
-    """The original's YAML as nested dicts, as it is; HJEPATrainer checks it. Raises FileNotFoundError."""
+    """Read the original's YAML as nested dicts, unchecked; HJEPATrainer checks it. Raises FileNotFoundError."""
     from jaxtrain import config_io
 
     if not config_io.locate(path).is_file():
@@ -38,7 +38,7 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenerator:
-    """The masks of the `masking` section; HJEPATrainer takes their numbers and draws them in the compiled step."""
+    """Return the mask generator of the `masking` section; on the engine, HJEPATrainer draws its masks in the step."""
     from jaxtrain.nn.vit import overrides, vit_size
 
     settings = checked(config)
@@ -53,7 +53,7 @@ def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenera
 
 
 def load_checkpoint(path, model=None, optimizer=None, scheduler=None, scaler=None, device=None) -> dict[str, Any]:
-    """A `.pth` of the original (or of CheckpointManager) into torch objects; gives what else it holds."""
+    """Load a `.pth` of the original (or of CheckpointManager) into torch objects; return its other entries."""
     return CheckpointManager(pathlib.Path(path).parent).load_checkpoint(
         path, model, optimizer, scheduler, scaler, device
     )

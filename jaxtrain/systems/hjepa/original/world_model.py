@@ -13,7 +13,7 @@ from jaxtrain.systems.hjepa.original.encoders import initialize
 
 
 class LeWM(torch_twin.LeWorldModel):
-    """frames [batch, step, channel, S, S], actions [batch, step, action] -> a dict of embeddings and predictions."""
+    """World model: frames [batch, step, channel, S, S], actions [batch, step, action] -> a dict, see `forward`."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class LeWM(torch_twin.LeWorldModel):
         *,
         vit: dict[str, Any] | None = None,
     ):
-        """embed_dim: the encoder's width if left out. vit: timm-style overrides of the preset's sizes. Weights follow
-        torch.manual_seed. Raises ValueError for sizes that do not fit each other."""
+        """embed_dim: the encoder's width if left out. vit: timm-style overrides of the preset's sizes.
+        torch.manual_seed determines the weights. Raises ValueError for sizes that do not fit each other."""
         from jaxtrain import config_io
 
         model = {
@@ -56,8 +56,11 @@ class LeWM(torch_twin.LeWorldModel):
         initialize(self.frame_encoder.encoder)
 
     def forward(self, frames, actions) -> dict[str, torch.Tensor]:
-        """embeddings, predictions: [batch, step, width]; prediction_inputs, target_embeddings: [batch, step - 1,
-        width], what a loss compares. Raises ValueError for other axes and more steps than predictor_max_seq_len."""
+        """Return embeddings and predictions of frames and actions, and the pairs that a loss compares.
+
+        embeddings, predictions: [batch, step, width]; prediction_inputs, target_embeddings: [batch, step - 1, width].
+        Raises ValueError for other axes and more steps than predictor_max_seq_len.
+        """
         if frames.ndim != 5 or actions.ndim != 3:
             raise UserError(
                 f"frames have {frames.ndim} axes and actions {actions.ndim}, wanted [batch, step, channel, height, "
@@ -80,22 +83,23 @@ class LeWM(torch_twin.LeWorldModel):
 
 
 def create_lewm(*arguments: Any, **options: Any) -> LeWM:
-    """LeWM under the original's factory name."""
+    """Return LeWM(...) under the original's factory name."""
     return LeWM(*arguments, **options)
 
 
 def goal_distance(trajectory, goal):
-    """Squared distance of the last state to the goal: [plan]."""
+    """Return the squared distance of the last state to the goal: [plan]."""
     return (trajectory[:, -1] - goal).square().sum(-1)
 
 
 @dataclasses.dataclass
 class CEMPlanner:
-    """Sample plans, keep the cheapest, refit a normal to them, repeat; numbers from torch's generator.
+    """Cross-entropy-method planner: sample plans, keep the cheapest, refit a normal distribution to them, repeat.
 
     encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings; both are
-    in evaluation mode meanwhile. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal)
-    -> [plan]. Source: Rubinstein 1999.
+    put in evaluation mode while planning. Random numbers come from torch's generator. low, high: bounds of every
+    action.
+    cost_fn: (trajectory [plan, step, width], goal) -> [plan]. Source: Rubinstein 1999.
     """
 
     encoder: nn.Module
@@ -111,7 +115,7 @@ class CEMPlanner:
 
     @torch.no_grad()
     def plan(self, frame, goal_frame, return_plan: bool = False):
-        """The first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
+        """Return the first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
 
         frame, goal_frame: [channel, S, S].
         """
@@ -134,7 +138,7 @@ class CEMPlanner:
         return mean if return_plan else mean[0]
 
     def rollout(self, start, actions):
-        """Embeddings that follow `start` [width] under each plan [plan, step, action]: [plan, step, width]."""
+        """Return embeddings [plan, step, width] that follow `start` [width] under plans [plan, step, action]."""
         states = start.expand(len(actions), 1, -1)
         for step in range(1, actions.shape[1]):
             states = torch.cat([states, self.predictor(states, actions[:, :step])[:, -1:]], dim=1)

@@ -1,1 +1,1 @@
-"""The Sherlock project as its users know it: config files, names, checkpoints, schedules."""
+"""Interface of the original Sherlock project: config files, names, checkpoints, schedules."""

@@ -1,4 +1,4 @@
-"""The original's dataset classes over this project's pipeline; they also read the originals' own cache files."""
+"""The original's dataset classes on this project's pipeline; they also read the originals' own cache files."""
 
 import pathlib
 import pickle
@@ -25,15 +25,15 @@ def _split_features(kind: str, doc: str) -> property:
 
 
 class SherlockDataset(ScanSource, Dataset):
-    """The first generation's samples: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
+    """Samples of the first generation: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
 
     A torch Dataset: `dataset[i]` is a dict of float32 tensors (codes are int64), `tr_index` and `subject_id`. split:
-    None for everything, train or val. Film, sound and text are held once for all subjects. A cache pickle of the
-    original under its name is used where there is one.
+    None for everything, train or val. Film, sound and text are held once for all subjects. If cache_dir holds the
+    original's cache pickle under the original's file name, it is used.
     """
 
     generation = "gen1"
-    OWN: tuple[str, ...] = ("shared_data",)  # keywords that are no setting of the pipeline
+    OWN: tuple[str, ...] = ("shared_data",)  # keywords that are not settings of the pipeline
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class SherlockDataset(ScanSource, Dataset):
         return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in item.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the arrays that `stimuli` and `fmri` are views of: a worker process would get them twice."""
+        """Leave out the arrays that `stimuli` and `fmri` are views of, or a worker process would get them twice."""
         return vars(self) | {"shared": {name: value for name, value in self.shared.items() if name != "arrays"}}
 
     @property
@@ -115,7 +115,7 @@ class SherlockDataset(ScanSource, Dataset):
 
     @property
     def n_trs(self) -> int:
-        """Volumes of each subject in this split."""
+        """Return the number of volumes of each subject in this split."""
         return len(self.times)
 
     @property
@@ -124,7 +124,7 @@ class SherlockDataset(ScanSource, Dataset):
 
     @property
     def feature_dims(self) -> dict[str, int]:
-        """Width of each modality, flattened."""
+        """Return the width of each modality, flattened."""
         return self.metadata["feature_dims"]
 
     # --- what the original offers besides ----------------------------------------------------------------------
@@ -135,22 +135,21 @@ class SherlockDataset(ScanSource, Dataset):
     fmri_features = _split_features("fmri", "The voxels as items have them [subject, volume of the split, voxel].")
 
     def get_data_dict(self) -> "DataDict":
-        """Return the data of all volumes, which another split can share:
-        `SherlockDataset(..., shared_data=dataset.get_data_dict())`."""
+        """Return the data of all volumes, which other splits can share by passing it as `shared_data`."""
         return DataDict(self.shared)
 
     def get_batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         return torch.utils.data.default_collate([self[int(i)] for i in indices])
 
     def get_subject_data(self, subject_id: int) -> dict[str, torch.Tensor]:
-        """All volumes of one subject in this split. Raises UserError where the dataset does not know it."""
+        """Return all volumes of one subject in this split. Raises UserError for an unknown subject."""
         if not self.named or subject_id not in self.subject_ids:
             raise UserError(f"subject {subject_id} is not among {self.subject_ids} (mode {self.mode})")
         first = self.subject_ids.index(subject_id) * len(self.times)
         return self.get_batch(range(first, first + len(self.times)))
 
     def get_feature_stats(self) -> dict[str, dict[str, float]]:
-        """Mean, std, min and max of every modality over the split's volumes."""
+        """Return mean, std, min and max of every modality over the split's volumes."""
         stats = {}
         for name in KINDS:
             columns = self.fmri if name == "fmri" else [own[name] for own in {id(s): s for s in self.stimuli}.values()]
@@ -160,10 +159,10 @@ class SherlockDataset(ScanSource, Dataset):
 
 
 class MultimodalDataset(SherlockDataset):
-    """The second generation's samples: a window of frames, EnCodec codes or a spectrogram, three embeddings, voxels.
+    """Samples of the second generation: a window of frames, EnCodec codes or a spectrogram, three embeddings, voxels.
 
-    use_encodec, encodec_bandwidth, frame_skip, normalize_fmri as the original; encodec_sample_rate is the spectrogram's
-    rate where use_encodec is off. shared_data: of `get_data_dict`.
+    use_encodec, encodec_bandwidth, frame_skip, normalize_fmri: as in the original. encodec_sample_rate: the
+    spectrogram's rate if use_encodec is off. shared_data: the result of `get_data_dict`.
     """
 
     generation = "head"
@@ -224,7 +223,7 @@ def _tensor(value: np.ndarray) -> torch.Tensor:
 
 
 class _Given:
-    """Hold the part of a config that Settings.of reads."""
+    """Stand-in for a config, with only the parts that Settings.of reads."""
 
     compat = "correct"
 
@@ -252,7 +251,8 @@ def _run(given: _Given) -> dict[str, Any]:
 
 
 def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
-    """An original's cache pickle; only numpy arrays and plain containers are unpickled. Raises UserError for others."""
+    """Read an original's cache pickle, unpickling only numpy arrays and plain containers. Raises UserError for
+    others."""
     with open(path, "rb") as file:
         try:
             found = _Unpickler(file).load()
@@ -264,7 +264,7 @@ def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _of_arrays(found: Mapping[str, Any], source: Any) -> dict[str, Any]:
-    """The recording of the original's arrays [subject, volume, column]. Raises UserError where one is missing."""
+    """Return a recording of the original's arrays [subject, volume, column]. Raises UserError if one is missing."""
     missing = [name for name in DataDict.KEYS if name not in found]
     if missing:
         held = ", ".join(map(str, list(found)[:6]))
@@ -276,7 +276,7 @@ def _of_arrays(found: Mapping[str, Any], source: Any) -> dict[str, Any]:
 
 
 def _array(recording: Mapping[str, Any], kind: str, times: slice) -> np.ndarray:
-    """A modality as [subject, volume, column], scaled; one that all subjects share is a view, held once."""
+    """Return a modality as [subject, volume, column], scaled; if all subjects share it, as a view of one copy."""
     if "arrays" in recording:
         return recording["arrays"][kind][:, times]
     if kind != "fmri" and not isinstance(recording["stimuli"], Mapping):
@@ -291,9 +291,9 @@ def _array(recording: Mapping[str, Any], kind: str, times: slice) -> np.ndarray:
 
 
 class DataDict(Mapping):
-    """The original's shared data by name: arrays [subject, volume, column], made when they are read, and metadata.
+    """The original's shared data by name: arrays [subject, volume, column], created when they are read, and metadata.
 
-    A pickle of it is a plain dict.
+    It is pickled as a plain dict.
     """
 
     KEYS = (*(f"{kind}_features" for kind in KINDS), "metadata")

@@ -1,4 +1,4 @@
-"""The Trainer's fast way: one engine run that keeps the trainer's attributes and files true epoch by epoch."""
+"""Fast path of the Trainer: one engine run that updates the trainer's attributes and files after every epoch."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
 
 
 def settings_of(trainer: Any):
-    """The checked config of a trainer's run."""
+    """Return the checked config of a trainer's run."""
     from jaxtrain import config_io
 
     model = trainer._model
@@ -43,13 +43,13 @@ def settings_of(trainer: Any):
 
 
 def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options of an optimizer's groups."""
+    """Return the options of an optimizer's groups."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """The objects that a trainer's constructor made, by which a change of the user's own is seen."""
+    """The objects that a trainer's constructor created, recorded to detect changes by the user."""
 
     steps: Mapping[str, Any]
     objects: Mapping[str, Any]
@@ -58,14 +58,14 @@ class Made:
 
     @classmethod
     def of(cls, trainer: Any, steps: Mapping[str, Any]) -> "Made":
-        """steps: the methods of the loop as the original's trainer has them."""
+        """Record a trainer's objects. steps: the loop's methods as the original's trainer has them."""
         names = ("train_loader", "val_loader", "criterion", "scheduler", "train_dataset", "val_dataset")
         objects = {name: getattr(trainer, name) for name in names} | {"optimizer": trainer._optimizer}
         objects["model"] = trainer._model
         return cls(steps, objects, options_of(trainer._optimizer), repr(trainer.criterion))
 
     def changed(self, trainer: Any) -> str | None:
-        """Why the engine's own loop would not do what the trainer would; None where it does."""
+        """Return why the engine's own loop would differ from the trainer's; None if it would not."""
         for name, own in self.steps.items():
             if getattr(type(trainer), name) is not own or name in vars(trainer):
                 return f"{name} is your own"
@@ -87,7 +87,7 @@ def _hooked(module: torch.nn.Module) -> bool:
 
 
 def _altered(model: torch.nn.Module) -> str | None:
-    """Say what makes a module another one than its options describe; None for the original's own."""
+    """Return what makes a module differ from its options' description; None for the original's own."""
     if type(model) not in STOCK:
         return f"the model is a {type(model).__name__}"
     if _hooked(model):
@@ -105,7 +105,7 @@ def _altered(model: torch.nn.Module) -> str | None:
 
 
 def train(trainer: Any) -> None:
-    """Train in the engine; the trainer's attributes follow."""
+    """Train on the engine, keeping the trainer's attributes up to date."""
     from jaxtrain.task import find_task
     from jaxtrain.train.trainer import Trainer as Engine
 
@@ -115,7 +115,7 @@ def train(trainer: Any) -> None:
             "Trainer: training on batches of 1 (config.batch_size, or as many samples), wanted 2 or more: BatchNorm "
             "expects more than 1 value per channel when training"
         )
-    update = {"evaluation": settings.evaluation.model_copy(update={"patience": None})}  # the trainer's own rule stops
+    update = {"evaluation": settings.evaluation.model_copy(update={"patience": None})}  # the trainer stops the run
     if _asks_to_validate(trainer):
         update["evaluation"] = update["evaluation"].model_copy(update={"every_epochs": None, "every_steps": None})
         per_call = math.gcd(settings.train.steps_per_call, len(trainer.train_loader))  # no call goes past an epoch
@@ -139,9 +139,9 @@ def train(trainer: Any) -> None:
 
 
 def _folder(resume_from: str | None, folder: pathlib.Path) -> str:
-    """The folder of the engine's own files: `folder`, or run_2, run_3, ... in it where it holds those of another run.
+    """Return the folder of the engine's own files: `folder`, or run_2, run_3, ... in it if it holds another run.
 
-    resume_from: a run folder in or at `folder` is gone on with.
+    resume_from: a run folder in or at `folder` is continued.
     """
     from jaxtrain.runtime.launch import broadcast_from_process_zero
 
@@ -161,12 +161,12 @@ def _folder(resume_from: str | None, folder: pathlib.Path) -> str:
 
 
 def _asks_to_validate(trainer: Any) -> bool:
-    """Return whether the follower says when to validate: the engine counts from the other end of the interval."""
+    """Return True if the follower decides when to validate: the engine counts from the interval's other end."""
     return trainer.config.validate_every > 1 and "evaluation" not in trainer.config.overrides
 
 
 def _go_on(trainer: Any, engine: Any) -> None:
-    """Start the engine at the trainer's step, with its moments."""
+    """Start the engine at the trainer's step, with the trainer's optimizer moments."""
     from jaxtrain.train.checkpoint import init_from
     from torch_bridge.files.checkpoint import TrainingCheckpoint
 
@@ -182,7 +182,7 @@ def _go_on(trainer: Any, engine: Any) -> None:
 
 
 class Follower:
-    """The engine's callback: counters, histories, log lines, checkpoints and early stopping are the trainer's."""
+    """Engine callback that keeps the trainer's counters, histories, log lines, checkpoints and early stopping."""
 
     SAVED = ("best_val_loss", "_least_val_loss", "epochs_without_improvement", "train_history", "val_history")
 
@@ -216,7 +216,7 @@ class Follower:
             engine.run.evaluate()
 
     def on_evaluation_end(self, engine, step, metrics) -> None:
-        if self.train_metrics is not None:  # else a resumed run evaluates first
+        if self.train_metrics is not None:  # None: a resumed run evaluates first
             self._end(self.trainer.current_epoch + 1, _named(metrics))
 
     def _evaluates(self, epoch: int) -> bool:
@@ -235,7 +235,7 @@ class Follower:
         self.train_metrics = None
 
     def refresh(self) -> None:
-        """Bring the torch module, its optimizer and its schedule up to the engine's state."""
+        """Copy the engine's state into the torch module, its optimizer and its scheduler."""
         trainer, engine = self.trainer, self.engine
         load_weights(trainer, {key: to_torch(value) for key, value in engine.state_dict().items()}, "the engine")
         trainer._optimizer.load_state_dict(_optimizer_state(engine))
@@ -244,7 +244,7 @@ class Follower:
         trainer._made = dataclasses.replace(trainer._made, options=options_of(trainer._optimizer))
 
     def finish(self, history: Mapping[str, Any]) -> None:
-        """Take over the end of a run; of one that was complete before, its history too."""
+        """Record the end of a run; if the run was complete before it started, take its history too."""
         trainer = self.trainer
         trainer._source, trainer.global_step = self.refresh, int(self.engine.state.step)
         trainer.current_epoch = max(0, trainer.global_step // self.engine.steps_per_epoch - 1)
@@ -262,7 +262,7 @@ class Follower:
 
 
 def workers_of(dataset: Any, wanted: int, say: Callable[[str], None]) -> int:
-    """Worker processes of a loader: none, which is said, where they could not import the dataset's class."""
+    """Return a loader's number of worker processes: 0, with a message, if they could not import the dataset's class."""
     try:
         pickle.dumps(type(dataset))
     except (pickle.PicklingError, AttributeError) as error:
@@ -273,17 +273,17 @@ def workers_of(dataset: Any, wanted: int, say: Callable[[str], None]) -> int:
 
 
 def bar(title: str, **options: Any) -> tqdm:
-    """The original's progress bar of an epoch, on a terminal and in the first process."""
+    """Return the original's progress bar of an epoch; it is shown on a terminal, in the first process only."""
     return tqdm(desc=title, leave=False, disable=True if jax.process_index() else None, **options)
 
 
 def _named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The engine's metrics, the loss under the original's name."""
+    """Return the engine's metrics, with the loss under the original's name."""
     return {"total_loss" if name == "loss" else name: value for name, value in metrics.items()}
 
 
 def _optimizer_state(engine: Any) -> dict[str, Any]:
-    """The engine's moments and rates as torch.optim.AdamW's state_dict."""
+    """Return the engine's moments and rates as torch.optim.AdamW's state_dict."""
     from jaxtrain.train.checkpoint import torch_checkpoint
 
     program = engine.program
@@ -299,7 +299,10 @@ def _optimizer_state(engine: Any) -> dict[str, Any]:
 
 
 def load_weights(trainer: Any, state: Mapping[str, Any], source: Any) -> None:
-    """Weights into the trainer's module, in place; one on the meta device gets its memory now."""
+    """Load weights into the trainer's module in place; a module on the meta device gets its memory now.
+
+    Raises OtherModel if they do not fit.
+    """
     from torch_bridge.state_dict import convert_ddp_state
 
     model, state = trainer._model, convert_ddp_state(dict(state))
@@ -320,7 +323,7 @@ def load_weights(trainer: Any, state: Mapping[str, Any], source: Any) -> None:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """A checkpoint file of the original. Raises UserError for another file."""
+    """Read a checkpoint file of the original. Raises UserError for any other file."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

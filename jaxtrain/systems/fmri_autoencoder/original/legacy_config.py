@@ -1,4 +1,4 @@
-"""The original's settings, as its TrainingConfig and in its YAML files -> this project's."""
+"""Conversion of the original's settings, from its TrainingConfig or its YAML files, to this project's."""
 
 import dataclasses
 import pathlib
@@ -23,7 +23,7 @@ WEIGHTS = ("reconstruction_weight", "fmri_weight", "video_weight", "audio_weight
 
 @dataclasses.dataclass
 class TrainingConfig:
-    """The original's settings with its defaults; what they become here is `settings`."""
+    """The original's settings with its defaults; `settings` converts them to this project's config."""
 
     learning_rate: float = 1e-4
     batch_size: int = 64
@@ -55,8 +55,11 @@ class TrainingConfig:
     def settings(
         self, model: Mapping[str, Any], head: bool, samples: int | None = None, accelerator: bool = True
     ) -> dict[str, Any]:
-        """The nested config of a run. model: its options. head: of the second generation. samples: of the training
-        data, where they are known. accelerator: whether use_mixed_precision lowers the precision."""
+        """Return the nested config of a run.
+
+        model: its options. head: True for the second generation. samples: number of training samples, if known.
+        accelerator: True if use_mixed_precision may lower the precision.
+        """
         if self.scheduler_type not in SCHEDULES:
             raise UserError(f"scheduler_type is {self.scheduler_type!r}, wanted one of {', '.join(SCHEDULES)}")
         warmup = min(self.warmup_epochs, self.num_epochs) if self.compat == "correct" else self.warmup_epochs
@@ -90,12 +93,12 @@ class TrainingConfig:
         }
 
     def _warmup_start(self, head: bool) -> float:
-        """The fraction of the learning rate at which the original's warm-up starts."""
+        """Return the fraction of the learning rate at which the original's warm-up starts."""
         return min(1.0, HEAD_START / self.learning_rate) if head and self.learning_rate else GEN1_START
 
 
 def of_config(config: Any) -> TrainingConfig:
-    """The original's settings of a run's config, for its checkpoint files."""
+    """Return the original's settings for a run's config, to be stored in its checkpoint files."""
     optim, schedule, evaluation = config.optim, config.optim.schedule, config.evaluation
     kinds = {ours: theirs for theirs, ours in SCHEDULES.items()}
     return TrainingConfig(
@@ -132,8 +135,11 @@ FLAT = tuple(
 
 
 def convert(original: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from the original's YAML: its flat keys, `data` and `model`. An option that only the second generation
-    has chooses that one. num_workers counts: here it is worker processes of the loader, as there."""
+    """Return settings for the original's YAML: its flat keys, `data` and `model`.
+
+    Any option that only the second generation has selects that generation. num_workers is kept, as it means the
+    loader's worker processes in both projects.
+    """
     config = TrainingConfig(**{name: original[name] for name in FLAT if name in original})
     sections = {name: original.get(name) or {} for name in ("data", "model")}
     data = {name: sections["data"][name] for name in DATA if name in sections["data"]}
@@ -146,7 +152,7 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
         frames = frames_per_volume(data.get("fps", 25.0), data.get("tr", 1.5), data.get("frame_skip", 2))
         model = {"audio_mels": 128, "bottleneck_dim": 8000, "video_frames_per_tr": frames} | model
     settings = config.settings(model, head)
-    data.pop("fps", None)  # the film itself tells
+    data.pop("fps", None)  # read from the film itself
     settings["data"] |= data | {"num_workers": config.num_workers}
     settings["init_from"] = config.resume_from
     return settings

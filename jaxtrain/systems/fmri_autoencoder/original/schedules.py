@@ -1,4 +1,4 @@
-"""The originals' learning rates, faults included, for `compat: original`. A correct run uses the core's schedules."""
+"""The originals' learning rates, faults included, for `compat: original`. Correct runs use the core's schedules."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ GEN1_START = 0.1  # fraction of the base rate at which the first generation star
 
 
 def schedule(config, given, steps_per_epoch: int):
-    """The core's schedule, or under compat: original the one that the original follows by mistake."""
+    """Return the core's schedule, or under compat: original the one that the original follows by mistake."""
     settings = config.optim.schedule
     kinds = {"cosine": "cosine", "step": "step", "constant": "none"}
     if config.compat != "original" or settings.name not in kinds or not config.optim.lr:
@@ -36,7 +36,7 @@ def schedule(config, given, steps_per_epoch: int):
 
 @dataclasses.dataclass(frozen=True)
 class OriginalRate:
-    """Build the schedule that both originals use. steps: training batches per epoch."""
+    """Parameters and curve of the schedule in both originals. steps: training batches per epoch."""
 
     base: float
     steps: int
@@ -51,22 +51,24 @@ class OriginalRate:
 
     @property
     def after(self) -> int:
-        """Steps after the warm-up; the cosine's half period."""
+        """Return the steps after the warm-up, which are the cosine's half period."""
         return self.steps * self.epochs - self.warmup
 
     def annealed(self, start: float, position: int) -> float:
-        """Cosine from `start` at 0 to min_lr at `after`. One position later it turns back up from `base`, as torch's
-        CosineAnnealingLR does."""
+        """Return the value of a cosine from `start` at position 0 to min_lr at `after`.
+
+        One position later it turns back up from `base`, as torch's CosineAnnealingLR does.
+        """
         if position == self.after + 1:
             return self.min_lr + (self.base - self.min_lr) * (1 - math.cos(math.pi / self.after)) / 2
         return self.min_lr + (start - self.min_lr) * (1 + math.cos(math.pi * position / self.after)) / 2
 
 
 def head_rate(given: OriginalRate) -> Callable[[int], float]:
-    """Learning rate of the 0-based optimizer step, second generation: linear from 1e-5, then a cosine.
+    """Return the second generation's learning rate by 0-based optimizer step: linear from 1e-5, then a cosine.
 
     The base rate is never reached, and without warm-up the whole cosine starts at 1e-5. Raises UserError where the
-    original stops: a base below 1e-5, scheduler `step` after one step, as many warm-up epochs as epochs at the end.
+    original stops: for a base below 1e-5; for scheduler `step` after one step; at the end if all epochs are warm-up.
     """
     if given.kind == "none":
         return lambda step: given.base
@@ -92,8 +94,11 @@ def head_rate(given: OriginalRate) -> Callable[[int], float]:
 
 
 def gen1_rate(given: OriginalRate) -> Callable[[int], float]:
-    """Learning rate of the 0-based optimizer step, first generation: its warm-up and cosine are counted in steps but
-    moved once per epoch, so a run of 195 steps per epoch stays at a tenth of its base rate."""
+    """Return the first generation's learning rate by 0-based optimizer step.
+
+    Its warm-up and cosine are counted in steps but advanced once per epoch, so a run of 195 steps per epoch stays at a
+    tenth of its base rate.
+    """
 
     def ramp(epoch: int) -> float:
         return given.base * (GEN1_START + (1 - GEN1_START) * epoch / given.warmup if given.warmup else GEN1_START)

@@ -12,12 +12,12 @@ from jaxtrain.systems.fmri_autoencoder.video import frames_per_volume
 
 
 def create_autoencoder(*sizes: int, generation: str | None = None, **options: Any) -> Autoencoder:
-    """The original's model by its options, a torch.nn.Module; without any, the README's 1,974,067,762 parameters.
+    """Return the original's model as a torch.nn.Module; without options, the README's 1,974,067,762 parameters.
 
-    sizes: video_height, video_width, ..., in the order of the model's arguments. generation: `gen1` or `head`; left
-    out, an option that only the second generation has (use_encodec, frame_skip, ...) chooses it. frame_skip, fps and
-    tr give video_frames_per_tr. Under `with torch.device("meta")` it is counted without being allocated, and a Trainer
-    draws its weights where they belong.
+    sizes: video_height, video_width, ..., in the order of the model's arguments. generation: `gen1` or `head`; if left
+    out, any option that only the second generation has (use_encodec, frame_skip, ...) selects it. frame_skip, fps and
+    tr determine video_frames_per_tr. Under `with torch.device("meta")` it can be counted without being allocated, and a
+    Trainer draws its weights on the devices.
     """
     generation = generation or ("head" if HEAD_ONLY & set(options) else "gen1")
     if generation == "head":
@@ -30,14 +30,14 @@ def create_autoencoder(*sizes: int, generation: str | None = None, **options: An
 
 
 def prepare_for_distributed(model, device_ids=None, output_device=None, find_unused_parameters=False):
-    """The model as it is: Trainer spreads it over the devices."""
+    """Return the model unchanged: Trainer spreads it over the devices."""
     return model
 
 
 def setup_distributed(rank: int | None = None, world_size: int | None = None, backend: str = "nccl") -> None:
     """Join the other processes: the launcher's, else the `world_size` of this machine, of which this one is `rank`.
 
-    MASTER_ADDR and MASTER_PORT become localhost and 12355 where nobody set them, as there. backend: not used.
+    MASTER_ADDR and MASTER_PORT default to localhost and 12355, as in the original. backend: not used.
     """
     from jaxtrain.runtime import launch
 

@@ -1,4 +1,4 @@
-"""The original's checkpoint files, of a run and of its Trainer."""
+"""The original's checkpoint files, written during a run."""
 
 import dataclasses
 import pathlib
@@ -14,10 +14,10 @@ from torch_bridge import files
 
 
 def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Mapping[str, Any]) -> None:
-    """Write what is due of checkpoint_epoch_N.pt (N epochs are done), best_checkpoint.pt and final_checkpoint.pt.
+    """Write those of checkpoint_epoch_N.pt (after N epochs), best_checkpoint.pt and final_checkpoint.pt that are due.
 
     state: the training state as `jaxtrain.export --optimizer` has it. known: see TorchTwin.checkpoint. `epoch` is the
-    epoch, counted from 0, that the original would go on with.
+    0-based epoch with which the original would continue.
     """
     losses = [entry["loss"] for entry in known["val_history"] if entry["loss"] == entry["loss"]]
     found = {
@@ -47,9 +47,9 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
 
 
 def schedule_state(config: Any, state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The state_dict of the original's scheduler at this step; None for a constant rate."""
+    """Return the state_dict of the original's scheduler at this step; None for a constant rate."""
     if config.optim.schedule.name not in ("cosine", "step", "constant"):
-        return dict(state["scheduler"])  # a LambdaLR: the original has no such rate
+        return dict(state["scheduler"])  # of a LambdaLR: the original has no such schedule
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.optim.lr)
     epochs = -(-(len(state["schedule"]) - 1) // known["steps_per_epoch"])
     scheduler = scheduler_of(config, optimizer, known["steps_per_epoch"], epochs)
@@ -60,7 +60,7 @@ def schedule_state(config: Any, state: Mapping[str, Any], known: Mapping[str, An
 
 
 def _plain_groups(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the names that torch's AdamW of the original's days does not know."""
+    """Drop the group entries that the AdamW of the original's torch version does not know."""
     groups = [
         {name: value for name, value in group.items() if name not in ("name", "param_names")}
         for group in optimizer["param_groups"]

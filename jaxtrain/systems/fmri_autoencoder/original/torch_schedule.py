@@ -1,4 +1,4 @@
-"""The run's learning rates as torch schedulers: the classes that the original builds, with this project's curve."""
+"""The run's learning rates as torch schedulers: the original's classes with this project's curve."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from jaxtrain.systems.fmri_autoencoder.original.schedules import schedule as own
 
 
 class _Followed:
-    """A torch scheduler whose rates are the run's, optimizer step by optimizer step."""
+    """Mixin of a torch scheduler whose rates are the run's, optimizer step by optimizer step."""
 
     def follow(self, curve: Any) -> None:
         self._curve = curve
         self.go_to(self.last_epoch)
 
     def go_to(self, step: int) -> None:
-        """Set the rates of a step (0: the first)."""
+        """Set the rates of a step; 0 is the first."""
         self.last_epoch = step
         self._step_count = step + 1
         rates = self.get_lr()
@@ -34,15 +34,15 @@ class _Followed:
 
 
 class Cosine(_Followed, lr_scheduler.CosineAnnealingLR):
-    """Warm-up in a line, then a cosine to min_lr."""
+    """Linear warm-up, then a cosine to min_lr."""
 
 
 class Drops(_Followed, lr_scheduler.StepLR):
-    """A tenth of the rate every 30 epochs."""
+    """Drops of the rate at regular intervals: by default tenfold every 30 epochs."""
 
 
 def scheduler_of(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch: int, epochs: int):
-    """The scheduler of a run's config, to be stepped after every optimizer step; None for a constant rate."""
+    """Return the scheduler of a run's config, to be stepped after each optimizer step; None for a constant rate."""
     settings, per_epoch = config.optim.schedule, max(1, steps_per_epoch)
     total = per_epoch * epochs
     if settings.name == "constant":

@@ -1,7 +1,7 @@
 """The original's Trainer: its attributes, its methods and its files, with this project's engine inside.
 
-`train()` is one engine run. A step of the loop that a subclass overrides, or a model, criterion, optimizer, scheduler
-or loader of the user's own, moves the loop to this process: then every step is one compiled call on the torch objects.
+`train()` is one engine run. If a subclass overrides a step of the loop, or the model, criterion, optimizer, scheduler
+or a loader is the user's own, the loop runs in this process: every step is one compiled call on the torch objects.
 """
 
 import dataclasses
@@ -19,21 +19,22 @@ from jaxtrain.systems.fmri_autoencoder.original.torch_schedule import scheduler_
 from jaxtrain.systems.fmri_autoencoder.torch_losses import compute_correlation_metric, compute_r2_score, criterion
 
 KINDS = ("video", "audio", "text")
-LOOP = ("train_step", "compute_loss", "train_epoch", "validate", "_train_epoch", "_validate")  # of these each moves it
+# Overriding any of these moves the loop to this process.
+LOOP = ("train_step", "compute_loss", "train_epoch", "validate", "_train_epoch", "_validate")
 
 
 class Trainer:
-    """Trains an autoencoder; `history = Trainer(model, train_dataset, val_dataset, config).train()`.
+    """Trainer of an autoencoder; `history = Trainer(model, train_dataset, val_dataset, config).train()`.
 
-    model: what create_autoencoder gives, or any torch module that takes (video, audio, text) and gives their dict.
+    model: from create_autoencoder, or any torch module that takes (video, audio, text) and returns their dict.
     train_dataset, val_dataset: torch Datasets of dicts with `video`, `audio`, `text`, `fmri`; val_dataset may be None.
-    config.resume_from: a checkpoint file to go on from, or a run folder, as the checkpoint_dir of a killed run. Without
-    it the given model is trained from the first epoch, whatever checkpoint_dir holds. distributed, local_rank,
-    world_size: kept and not used; call setup_distributed() first and every process takes its part.
+    config.resume_from: a checkpoint file to resume from, or a run folder, such as the checkpoint_dir of a killed run.
+    Without it the given model is trained from the first epoch, whatever checkpoint_dir holds. distributed, local_rank,
+    world_size: kept and not used; call setup_distributed() first, and every process takes its part.
 
     Overridable: train_step, compute_loss, train_epoch, validate (each moves the loop to this process, a compiled call
-    per step), and log_epoch, save_checkpoint, check_early_stopping, which the fast loop calls too. Weights and the
-    optimizer's state are true whenever they are read through `trainer.model` and `trainer.optimizer`.
+    per step), and log_epoch, save_checkpoint, check_early_stopping, which the fast loop calls too. `trainer.model` and
+    `trainer.optimizer` always return the current weights and optimizer state.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class Trainer:
         self.distributed, self.local_rank, self.world_size = distributed, local_rank, world_size
         self.is_main_process = jax.process_index() == 0
         self.engine: Any = None  # the jaxtrain.Trainer of the last engine run
-        self._compiled: Any = None  # the step of a loop in this process
-        self._source: Any = None  # which of the two holds newer weights than torch
+        self._compiled: Any = None  # the step, if the loop runs in this process
+        self._source: Any = None  # copies newer weights into torch; None if there are none
         self._model = engine_run.unwrapped(model)
         self.device = _device_of(self._model)
         self.current_epoch = self.global_step = self.epochs_without_improvement = 0
@@ -94,11 +95,11 @@ class Trainer:
             multiprocessing_context="forkserver" if workers else None,  # JAX's threads do not survive a fork
         )
 
-    # --- what a run moves ---------------------------------------------------------------------------------------
+    # --- what a run updates -------------------------------------------------------------------------------------
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module, with the newest weights."""
+        """Return the module, with the newest weights."""
         self._refresh()
         return self._model
 
@@ -109,7 +110,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, with the newest moments and rates."""
+        """Return the optimizer, with the newest moments and rates."""
         self._refresh()
         return self._optimizer
 
@@ -119,7 +120,7 @@ class Trainer:
         self._optimizer, self._compiled = optimizer, None
 
     def _refresh(self) -> None:
-        """Bring torch's objects up to what was trained."""
+        """Copy the newest training state into the torch objects."""
         source, self._source = self._source, None
         if source is not None:
             source()
@@ -127,10 +128,9 @@ class Trainer:
     # --- the run ------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; give train_history, val_history (lists of dicts) and best_val_loss.
+        """Train to the end; return train_history, val_history (lists of dicts) and best_val_loss.
 
-        checkpoint_epoch_N.pt, best_checkpoint.pt and final_checkpoint.pt are written into config.checkpoint_dir on the
-        way.
+        Writes checkpoint_epoch_N.pt, best_checkpoint.pt and final_checkpoint.pt into config.checkpoint_dir on the way.
         """
         why = self._made.changed(self)
         self._say_banner()
@@ -141,11 +141,11 @@ class Trainer:
             self._train_here()
         self._refresh()
         if self.is_main_process:
-            self.save_checkpoint(self.config.num_epochs, is_final=True)  # as there, stopped early or not
+            self.save_checkpoint(self.config.num_epochs, is_final=True)  # as in the original, stopped early or not
         return self.history()
 
     def history(self) -> dict[str, Any]:
-        """train_history, val_history, best_val_loss."""
+        """Return train_history, val_history, best_val_loss."""
         names = ("train_history", "val_history", "best_val_loss")
         return {name: getattr(self, name) for name in names}
 
@@ -165,7 +165,7 @@ class Trainer:
     def end_epoch(
         self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float] | None
     ) -> bool:
-        """Take in an epoch: histories, the log line, checkpoints, early stopping. True where the run is over."""
+        """Record an epoch: histories, log line, checkpoints, early stopping. Return True if the run is over."""
         self.train_history.append(dict(train_metrics))
         improved = stop = False
         val_loss = None
@@ -185,7 +185,7 @@ class Trainer:
         return stop
 
     def check_early_stopping(self, val_loss: float) -> bool:
-        """Count an epoch that is not early_stopping_delta below best_val_loss; True from early_stopping_patience on."""
+        """Count epochs not early_stopping_delta below best_val_loss; return True from early_stopping_patience on."""
         if self.best_val_loss - val_loss > self.config.early_stopping_delta:
             self.best_val_loss, self.epochs_without_improvement = val_loss, 0
         else:
@@ -195,7 +195,7 @@ class Trainer:
     # --- the loop's steps ---------------------------------------------------------------------------------------
 
     def train_epoch(self, epoch: int | None = None) -> dict[str, float]:
-        """One pass over train_loader: the means of the steps' losses, and the learning rate after it."""
+        """Run one pass over train_loader; return the means of the steps' losses, and the learning rate after it."""
         self.model.train()
         sums: dict[str, Any] = {}
         title = "Training" if epoch is None else f"Epoch {epoch + 1}"
@@ -207,7 +207,7 @@ class Trainer:
         return {**means, "lr": float(self._optimizer.param_groups[0]["lr"])}
 
     def train_step(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Forward, backward, clipping, update and schedule on one batch; its losses, which wait when they are read."""
+        """Run forward, backward, clipping, update and schedule; return the losses (reading them waits for the step)."""
         step = self._step()
         if not self._model.training:
             self._model.train()
@@ -218,11 +218,11 @@ class Trainer:
         return {"total_loss": total, **{name: value for name, value in parts.items() if name != "total_loss"}}
 
     def compute_loss(self, outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]):
-        """The criterion of a batch: the total, and a dict of its terms where the criterion gives one."""
+        """Return the criterion's total for a batch, and a dict of its terms if the criterion returns one."""
         return self.criterion(outputs, *(batch[name] for name in KINDS), batch["fmri"])
 
     def validate(self, epoch: int | None = None) -> dict[str, float]:
-        """Means over val_loader, by rows: the criterion's terms, fmri_correlation and fmri_r2."""
+        """Return means over val_loader's rows of the criterion's terms, fmri_correlation and fmri_r2."""
         if self.val_loader is None:
             raise UserError("validate: there is no val_dataset")
         model = self.model.eval()
@@ -251,7 +251,7 @@ class Trainer:
         return self.validate(epoch)
 
     def _step(self):
-        """The step over the present objects: compiled, or torch's with a line that says why."""
+        """Return the step over the present objects: compiled, or torch's with a line that gives the reason."""
         objects = (self._model, self.criterion, self._optimizer, self.scheduler)
         if self._compiled is None or any(a is not b for a, b in zip(self._compiled[1], objects, strict=True)):
             from jaxtrain.compiled_step.or_torch import StepOrTorch
@@ -281,7 +281,7 @@ class Trainer:
     # --- files and lines ----------------------------------------------------------------------------------------
 
     def checkpoint(self, epoch: int, val_loss: float | None = None) -> dict[str, Any]:
-        """The original's checkpoint: plain values and tensors, which torch.load(weights_only=True) takes."""
+        """Return the original's checkpoint: plain values and tensors, which torch.load(weights_only=True) accepts."""
         found = {
             "epoch": epoch,
             "global_step": self.global_step,
@@ -304,10 +304,10 @@ class Trainer:
         is_best: bool | None = None,
         is_final: bool = False,
     ) -> pathlib.Path:
-        """Write checkpoint_epoch_<epoch>.pt, or final_checkpoint.pt, and best_checkpoint.pt where it is the best.
+        """Write checkpoint_epoch_<epoch>.pt, or final_checkpoint.pt, and best_checkpoint.pt if it is the best.
 
-        epoch: counted from 0; or a file to write, of the present epoch. is_best: decided by val_loss <= best_val_loss
-        if left out. Gives the file's path.
+        epoch: counted from 0; or a path to write the present epoch to. is_best: if left out, val_loss <= best_val_loss
+        decides. Returns the file's path.
         """
         best = val_loss is not None and val_loss <= self.best_val_loss if is_best is None else is_best
         name = "final_checkpoint.pt" if is_final else f"checkpoint_epoch_{epoch}.pt"
@@ -327,9 +327,9 @@ class Trainer:
         return path
 
     def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
-        """Take weights, moments, schedule, counters and histories from a checkpoint of this class or of the original.
+        """Load weights, moments, schedule, counters and histories from a checkpoint of this class or of the original.
 
-        Raises UserError for a file that is none, and OtherModel, a RuntimeError too, for one of another model.
+        Raises UserError for any other file, and OtherModel, a RuntimeError too, for a checkpoint of another model.
         """
         path = pathlib.Path(path)
         if not path.is_file():
@@ -354,7 +354,7 @@ class Trainer:
     def log_epoch(
         self, epoch: int, train_metrics: Mapping[str, float], val_metrics: Mapping[str, float] | None
     ) -> None:
-        """The README's line, on the console and in log_dir/training.log."""
+        """Write the README's line to the console and to log_dir/training.log."""
         parts = [f"Epoch {epoch + 1}/{self.config.num_epochs}", f"Train Loss: {train_metrics['total_loss']:.4f}"]
         if val_metrics is not None:
             parts.append(f"Val Loss: {val_metrics['total_loss']:.4f}")

@@ -1,1 +1,1 @@
-"""The H-JEPA project as its users know it: config files, names, checkpoints, schedules."""
+"""Interface of the original H-JEPA project: config files, names, checkpoints, schedules."""

@@ -1,4 +1,4 @@
-"""Bases of both generations: a decoder's trunk and heads, an autoencoder's forward pass and methods."""
+"""Base classes of both generations: a decoder's trunk and heads, an autoencoder's forward pass and methods."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ KINDS = ("video", "audio", "text")
 
 
 class Decoder(nnx.Module):
-    """A trunk of layers `layer<n>`, then for each kind `layer<n + 1>_<kind>` and `layer<n + 2>_<kind>`.
+    """Decoder with a trunk of layers `layer<n>`, and for each kind `layer<n + 1>_<kind>` and `layer<n + 2>_<kind>`.
 
-    trunk_layers: their numbers.
+    trunk_layers: the numbers of the trunk's layers.
     """
 
     trunk_layers: tuple[int, ...] = ()
 
     def __call__(self, bottleneck, rngs=None, valid=None):
-        """(video [batch, H*W*3], audio, text [batch, text_dim])."""
+        """Return (video [batch, H*W*3], audio, text [batch, text_dim])."""
         x = self.trunk(bottleneck, rngs, valid)
         return self.head("video", x, rngs, valid), self.audio_head(x, rngs, valid), self.head("text", x, rngs, valid)
 
@@ -46,7 +46,7 @@ class Decoder(nnx.Module):
         return self.head("video", self.trunk(bottleneck))
 
     def decode_audio_only(self, bottleneck):
-        """As the whole decoder gives it, but one frame keeps its axis."""
+        """Decode the audio; unlike the whole decoder, keep the frame axis of a single frame."""
         return self.audio_head(self.trunk(bottleneck))
 
     def decode_text_only(self, bottleneck):
@@ -69,7 +69,7 @@ class Decoder(nnx.Module):
 
 
 class Autoencoder(nnx.Module):
-    """An `encoder` of (video, audio, text) to bottleneck and voxels, a `decoder` back, and their `options`."""
+    """Autoencoder: an `encoder` of (video, audio, text) to bottleneck and voxels, a `decoder` back, and `options`."""
 
     encoder: Any
     decoder: Any
@@ -85,15 +85,15 @@ class Autoencoder(nnx.Module):
         return outputs
 
     def encode_only(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None) in evaluation mode."""
+        """Return (bottleneck, voxels or None) in evaluation mode."""
         bottleneck, voxels = self.encoder(video, audio, text)
         return bottleneck, voxels if return_voxels else None
 
     def decode_only(self, bottleneck):
-        """(video, audio, text) in evaluation mode."""
+        """Return (video, audio, text) in evaluation mode."""
         return self.decoder(bottleneck)
 
     def get_parameter_count(self) -> dict:
-        """Parameters by part and layer, and their `total`."""
+        """Return parameter counts by part and layer, and their `total`."""
         parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
         return {**parts, "total": parameter_count(self)}

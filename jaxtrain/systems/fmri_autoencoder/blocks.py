@@ -1,4 +1,4 @@
-"""Building blocks of both generations: overridable widths, stacks that keep padded rows out of BatchNorm."""
+"""Building blocks of both generations: overridable widths, and stacks that keep padded rows out of BatchNorm."""
 
 import math
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ LARGEST_CODE = 1023
 
 
 class Widths:
-    """The widths that the originals hard-code, each replaceable: `Widths({16384: 40})(16384)` is 40.
+    """Overrides of the widths that the originals hard-code: `Widths({16384: 40})(16384)` is 40.
 
-    Applied to every size of a Linear or BatchNorm, so a size that is no key stays as it is.
+    Applied to every size of a Linear or BatchNorm; a size that is not a key stays as it is.
     """
 
     def __init__(self, overrides: Mapping[int, int] | None = None):
@@ -40,16 +40,19 @@ class HeLinear(nn.Linear):
 
 
 def normalize(norm: nn.BatchNorm, layer, x, rngs=None, valid=None):
-    """BatchNorm of what `layer` gave. In training the layer's bias cancels, so its gradient is 0; computed, it would be
-    rounding noise, which Adam turns into steps of the size of the learning rate. x: [batch, channel, *space]."""
+    """Apply BatchNorm to x [batch, channel, *space], the output of `layer`.
+
+    In training BatchNorm cancels the layer's bias, so the bias gets gradient 0: computed, the gradient would be
+    rounding noise, which Adam turns into steps of the size of the learning rate.
+    """
     if rngs is not None:
         bias = layer.bias[...].reshape(1, -1, *(1,) * (x.ndim - 2))
-        x = x + (jax.lax.stop_gradient(bias) - bias).astype(x.dtype)  # adds 0, and takes the same sum off the gradient
+        x = x + (jax.lax.stop_gradient(bias) - bias).astype(x.dtype)  # adds 0, and cancels the bias's gradient
     return norm(x, rngs=rngs, valid=valid)
 
 
 class Stack(nn.Sequential):
-    """A Sequential that tells its BatchNorms which rows of the batch are real."""
+    """Sequential that tells its BatchNorms which rows of the batch are real."""
 
     def __call__(self, x, rngs=None, valid=None):
         layer = None
@@ -63,7 +66,7 @@ class Stack(nn.Sequential):
 
 
 def block(inputs: int, outputs: int, dropout: float, *, rngs, linear=nn.Linear, groups: int = 1) -> list:
-    """Linear, BatchNorm, ReLU, Dropout: four places of a Sequential."""
+    """Return Linear, BatchNorm, ReLU, Dropout: four entries of a Sequential."""
     return [
         linear(inputs, outputs, rngs=rngs),
         nn.BatchNorm(outputs, groups=groups),
@@ -73,9 +76,9 @@ def block(inputs: int, outputs: int, dropout: float, *, rngs, linear=nn.Linear, 
 
 
 class DenseEncoder(nnx.Module):
-    """fc1, bn1, fc2, bn2, ...: Linear and BatchNorm by turns, in torch's flat naming. [batch, inputs] -> [batch, out].
+    """Linear and BatchNorm by turns: fc1, bn1, fc2, bn2, ... in torch's flat naming. [batch, inputs] -> [batch, out].
 
-    sizes: of the layers' outputs. dropouts: one per layer. relu_first: whether ReLU comes before the dropout.
+    sizes: output sizes of the layers. dropouts: one rate per layer. relu_first: True if ReLU comes before the dropout.
     """
 
     def __init__(self, inputs: int, sizes, dropouts, *, rngs: nnx.Rngs, groups: int = 1, relu_first: bool = True):
@@ -92,7 +95,7 @@ class DenseEncoder(nnx.Module):
         return x
 
     def layer(self, number: int, x, rngs=None, valid=None):
-        """The layer counted from 1: Linear, BatchNorm, then ReLU and Dropout in either order."""
+        """Apply layer `number`, counted from 1: Linear, BatchNorm, then ReLU and Dropout in either order."""
         linear = getattr(self, f"fc{number}")
         x = normalize(getattr(self, f"bn{number}"), linear, linear(x), rngs, valid)
         drop = nn.Dropout(self.dropouts[number - 1])
@@ -100,12 +103,12 @@ class DenseEncoder(nnx.Module):
 
 
 def parameter_count(module: nnx.Module) -> int:
-    """Parameters of a module, buffers not counted."""
+    """Return the number of parameters of a module, without buffers."""
     return sum(math.prod(value.shape) for value in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
 def parameter_counts(module: nnx.Module) -> dict[str, int]:
-    """Parameters of every child of a module by its name, and their `total`."""
+    """Return the parameter count of every child of a module by its name, and their `total`."""
     children = {name: value for name, value in vars(module).items() if isinstance(value, nnx.Pytree)}
     counts = {name: parameter_count(child) for name, child in children.items() if not isinstance(child, nnx.Variable)}
     return {**counts, "total": parameter_count(module)}

@@ -27,9 +27,9 @@ AUDIO_CHANNELS = (32, 64, 128)
 
 
 class ConvEncoder(nnx.Module):
-    """conv1, bn1, conv2, ...: stride-2 convolutions with BatchNorm and ReLU, then a Linear with Dropout and ReLU.
+    """Stride-2 convolutions conv1, bn1, conv2, ... with BatchNorm and ReLU, then a Linear with Dropout and ReLU.
 
-    x: float [batch, channel, *space]; every convolution halves the space, rounding up. Gives [batch, features].
+    x: float [batch, channel, *space]; every convolution halves the space, rounding up. Returns [batch, features].
     """
 
     def __init__(self, conv, in_channels: int, channels, flat: int, features: int, dropout: float, groups, *, rngs):
@@ -85,7 +85,7 @@ class Gen1Encoder(nnx.Module):
         )
 
     def __call__(self, video, audio, text, rngs=None, valid=None):
-        """(bottleneck [batch, bottleneck_dim], predicted_fmri [batch, n_voxels])."""
+        """Return (bottleneck [batch, bottleneck_dim], predicted_fmri [batch, n_voxels])."""
         features = (
             self.video_encoder(video, rngs, valid),
             self.audio_encoder(audio[:, None, :], rngs, valid),
@@ -122,12 +122,11 @@ class Gen1Decoder(Decoder):
 
 
 class SherlockAutoencoder(Autoencoder):
-    """Film, sound and text of one volume -> voxels, and back from the bottleneck.
+    """Autoencoder from film, sound and text of one volume to voxels, and back from the bottleneck.
 
     video: float [batch, 3, H, W] in 0..1; audio: float [batch, mels] in decibels; text: float [batch, text_dim];
-    fmri_target: float [batch, n_voxels]; valid: bool [batch], False marks padding.
-    Gives `bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain
-    losses of the batch.
+    fmri_target: float [batch, n_voxels]; valid: bool [batch], False marks padding. Returns `bottleneck`,
+    `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain losses of the batch.
     """
 
     def __init__(self, options: Gen1Options, *, rngs: nnx.Rngs):

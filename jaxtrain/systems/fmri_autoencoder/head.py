@@ -23,13 +23,13 @@ from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
 from jaxtrain.systems.fmri_autoencoder.losses import wide
 
 MEL_UPSAMPLED_FRAMES = 64
-ENCODEC_FRAMES = 112  # at 75 frames per second and 1.5 s; the decoder takes it for the mel default of 65
+ENCODEC_FRAMES = 112  # at 75 frames per second and 1.5 s; the decoder uses it instead of the mel default of 65
 
 
 class VideoEncoder(DenseEncoder):
-    """A window of frames [batch, columns], or [batch, 3, H, W] flattened in C order -> [batch, features].
+    """Encoder of a window of frames, [batch, columns] or [batch, 3, H, W] flattened in C order -> [batch, features].
 
-    checkpointing: recompute the layers in the backward pass. statistics_twice: the recomputation moves the running
+    checkpointing: recompute the layers in the backward pass. statistics_twice: let the recomputation update the running
     statistics a second time, as torch's does.
     """
 
@@ -55,7 +55,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def _move_again(norm: nn.BatchNorm, old_mean, old_var, old_count) -> None:
-    """Repeat the last move: from old to new = k old + b it is k new + b = (1 + k) new - k old."""
+    """Repeat the last update of the statistics: after new = k old + b, set k new + b = (1 + k) new - k old."""
     keep = 1 - norm.momentum
     for variable, old in ((norm.running_mean, old_mean), (norm.running_var, old_var)):
         variable.set_value((1 + keep) * variable[...] - keep * old)
@@ -102,9 +102,9 @@ class HeadEncoder(nnx.Module):
         )
 
     def __call__(self, video, audio, text, rngs=None, valid=None):
-        """(bottleneck [batch, bottleneck_dim], predicted_fmri [batch, n_voxels]).
+        """Return (bottleneck [batch, bottleneck_dim], predicted_fmri [batch, n_voxels]).
 
-        Raises ValueError where the audio has other columns than the options say.
+        Raises ValueError if the audio has other columns than the options say.
         """
         wanted = self.audio_encoder.fc1.weight.shape[1]
         if audio.ndim != 2 or audio.shape[1] != wanted:
@@ -127,10 +127,10 @@ class HeadEncoder(nnx.Module):
 
 
 class HeadDecoder(Decoder):
-    """bottleneck -> the first frame of the window, audio and text.
+    """Decoder: bottleneck -> the first frame of the window, audio and text.
 
     video: [batch, H*W*3] in 0..1. audio: codes float [batch, 8, frames] in 0..1023, whole numbers in evaluation mode;
-    or mel [batch, mels, frames], frame 65 and later always 0. One frame gives [batch, 8] and [batch, mels].
+    or mel [batch, mels, frames], frame 65 and later always 0. For a single frame it is [batch, 8] or [batch, mels].
     """
 
     trunk_layers = (8, 9, 10, 11)
@@ -168,7 +168,7 @@ class HeadDecoder(Decoder):
         return video, audio[..., 0] if self.frames == 1 else audio, text
 
     def audio_head(self, x, rngs=None, valid=None, rounded: bool = True):
-        """[batch, 8, frames] codes or [batch, mels, frames]; codes are rounded in evaluation mode if `rounded`."""
+        """Return codes [batch, 8, frames] (rounded in evaluation mode if `rounded`) or mel [batch, mels, frames]."""
         x = self.head("audio", x, rngs, valid)
         if self.use_encodec:
             codes = jax.nn.sigmoid(wide(x).reshape(x.shape[0], AUDIO_CODEBOOKS, -1)) * LARGEST_CODE
@@ -180,12 +180,12 @@ class HeadDecoder(Decoder):
 
 
 class MultimodalAutoencoder(Autoencoder):
-    """Film, sound and text of one volume -> voxels, and back from the bottleneck.
+    """Autoencoder from film, sound and text of one volume to voxels, and back from the bottleneck.
 
     video: float [batch, frames*H*W*3] in 0..1, or [batch, ...] flattened in C order; audio: codes int or mel float
-    [batch, columns]; text: float [batch, text_dim]; fmri_target: float [batch, n_voxels]; valid: bool [batch].
-    Gives `bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain
-    losses of the batch. statistics_twice: see VideoEncoder.
+    [batch, columns]; text: float [batch, text_dim]; fmri_target: float [batch, n_voxels]; valid: bool [batch]. Returns
+    `bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain losses of
+    the batch. statistics_twice: see VideoEncoder.
     """
 
     def __init__(self, options: HeadOptions, statistics_twice: bool = False, *, rngs: nnx.Rngs):

@@ -1,7 +1,7 @@
-"""The criteria: reconstruction of film, sound and text, and the match of predicted and measured voxels.
+"""Criteria: reconstruction of film, sound and text, and the match of predicted and measured voxels.
 
 Every term is a mean over the real rows of the batch; `valid` (bool [batch]) marks them, None takes all. The torch
-originals are the same functions with `valid=None`. All compute in float32, or in float64 where that is given.
+originals are the same functions with `valid=None`. All compute in float32, or in float64 for float64 inputs.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ FMRI_LOSSES = ("mse", "mae", "correlation")
 
 
 def wide(x):
-    """Half precision and whole numbers become float32; float64 stays."""
+    """Convert half precision and integers to float32; keep float64."""
     return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
@@ -34,7 +34,7 @@ def absolute_error(prediction, target):
 
 
 def reduce(values, valid=None, reduction: str = "mean"):
-    """values: float [batch, ...] -> mean or sum over the valid rows, or the values themselves ("none")."""
+    """Return mean or sum of values float [batch, ...] over the valid rows, or the values themselves ("none")."""
     if reduction == "none":
         return values
     mask = _rows(valid, values)
@@ -46,7 +46,7 @@ def reduce(values, valid=None, reduction: str = "mean"):
 
 
 def spread(target, valid=None):
-    """Unbiased standard deviation over all elements of the valid rows, plus 1e-8. Source: torch.std."""
+    """Return the unbiased standard deviation over all elements of the valid rows, plus 1e-8. Source: torch.std."""
     target = wide(target)
     mask = _rows(valid, target)
     count = jnp.broadcast_to(mask, target.shape).sum()
@@ -56,7 +56,7 @@ def spread(target, valid=None):
 
 
 def cosine_distance(prediction, target):
-    """1 - cosine of the angle between rows, not mean-centred. [batch, n] -> [batch]; a row of zeros gives 1."""
+    """Return 1 - cosine of the angle between rows, not mean-centred: [batch, n] -> [batch]; 1 for a row of zeros."""
     unit = lambda x: x / jnp.maximum(_norm(x), NORM_EPSILON)
     return 1 - (unit(prediction) * unit(target)).sum(-1)
 
@@ -67,18 +67,18 @@ def _norm(x):
 
 
 def _rows(valid, values):
-    """A mask that broadcasts against values [batch, ...]."""
+    """Return a mask that broadcasts against values [batch, ...]."""
     if valid is None:
         return jnp.ones((1,) * values.ndim, bool)
     return valid.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def matched(kind: str, prediction, target):
-    """The prediction and its target in one shape, in float32 at least.
+    """Return the prediction and its target in one shape, in float32 at least.
 
     Video of one shape is compared as it is; a target wider than the decoder's one frame is cut to its first columns,
-    the oldest frame of the window. Audio in [batch, rows, frames] meets [batch, columns] flattened, in either
-    direction; a decoder that gives more frames than the target has (EnCodec's 112 for a configured 65) is cut to the
+    the oldest frame of the window. If one audio is [batch, rows, frames] and the other [batch, columns], both are
+    flattened; a decoder that returns more frames than the target has (EnCodec's 112 for a configured 65) is cut to the
     target's.
     """
     prediction, target = wide(prediction), wide(target)
@@ -93,7 +93,7 @@ def matched(kind: str, prediction, target):
 
 
 def internal_losses(outputs, video, audio, text, fmri, valid, options) -> dict:
-    """Compute the model's own training-mode losses: plain mean squared errors, `total_loss` weighted."""
+    """Return the model's own training-mode losses: plain mean squared errors, and the weighted `total_loss`."""
     targets = dict(zip(MODALITIES, (video, audio, text), strict=True))
     losses = {}
     for kind, target in targets.items():
@@ -112,8 +112,8 @@ def internal_losses(outputs, video, audio, text, fmri, valid, options) -> dict:
 class ReconstructionLoss:
     """Weighted sum of the three reconstruction errors.
 
-    Called with (video_recon, video_target, audio_recon, audio_target, text_recon, text_target, valid=None); gives the
-    sum and a dict of its unweighted terms. reduction: mean, sum, or none where the three shapes agree.
+    Called with (video_recon, video_target, audio_recon, audio_target, text_recon, text_target, valid=None); returns the
+    sum and a dict of its unweighted terms. reduction: mean, sum, or none if the three shapes agree.
     """
 
     video_weight: float = 1.0
@@ -164,9 +164,9 @@ class FMRIMatchingLoss:
 
 @dataclasses.dataclass(frozen=True)
 class CombinedAutoEncoderLoss:
-    """reconstruction_weight * reconstruction + fmri_weight * voxels (without a target: the first term alone).
+    """reconstruction_weight * reconstruction + fmri_weight * voxels (without a target, only the first term).
 
-    Called with (outputs of the model, video, audio, text, fmri=None, valid=None); gives the total and its terms.
+    Called with (outputs of the model, video, audio, text, fmri=None, valid=None); returns the total and its terms.
     """
 
     reconstruction_weight: float = 1.0
@@ -208,9 +208,9 @@ class NormalizedReconstructionLoss(ReconstructionLoss):
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedFMRIMatchingLoss(FMRIMatchingLoss):
-    """mse and mae divided by the spread of the target over the batch; `correlation` as it is.
+    """FMRIMatchingLoss with mse and mae divided by the spread of the target over the batch; `correlation` as it is.
 
-    Gives (value, {"fmri_loss", "fmri_loss_raw", "fmri_std" where it was divided}).
+    Returns (value, {"fmri_loss", "fmri_loss_raw", "fmri_std" if it was divided}).
     """
 
     normalize_by_std: bool = True
@@ -226,7 +226,7 @@ class NormalizedFMRIMatchingLoss(FMRIMatchingLoss):
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedCombinedAutoEncoderLoss(CombinedAutoEncoderLoss):
-    """CombinedAutoEncoderLoss of the normalised terms."""
+    """CombinedAutoEncoderLoss with normalised terms."""
 
     normalize_by_std: bool = True
 
@@ -245,7 +245,7 @@ OUTPUTS = ("bottleneck", "predicted_fmri", "video_recon", "audio_recon", "text_r
 
 
 def criterion(config) -> CombinedAutoEncoderLoss:
-    """The criterion of a config: normalised for the second generation unless told otherwise."""
+    """Return the criterion of a config: normalised for the second generation unless the config says otherwise."""
     options = config.loss
     normalized = options.normalize_by_std
     if normalized is None:
@@ -255,7 +255,7 @@ def criterion(config) -> CombinedAutoEncoderLoss:
 
 
 def loss(model, batch, config, rngs) -> Loss:
-    """Reconstruction and voxels, a mean over the valid volumes; the terms are logged unweighted."""
+    """Return the criterion's total, a mean over the valid volumes, and its unweighted terms for the log."""
     outputs = model(batch["video"], batch["audio"], batch["text"], rngs=rngs, valid=batch["valid"])
     targets = (batch[name] for name in ("video", "audio", "text", "fmri"))
     total, parts = criterion(config)(outputs, *targets, valid=batch["valid"])
@@ -264,6 +264,6 @@ def loss(model, batch, config, rngs) -> Loss:
 
 
 def outputs(model, batch) -> dict:
-    """bottleneck, predicted_fmri, video_recon, audio_recon, text_recon."""
+    """Return bottleneck, predicted_fmri, video_recon, audio_recon, text_recon."""
     found = model(batch["video"], batch["audio"], batch["text"])
     return {name: found[name] for name in OUTPUTS}

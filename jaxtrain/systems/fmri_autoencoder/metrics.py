@@ -1,4 +1,4 @@
-"""How well voxels are predicted: per volume over voxels, as the original reports it, and per voxel over time."""
+"""Metrics of voxel prediction: per volume over voxels, as the original reports it, and per voxel over time."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +10,14 @@ EPSILON = 1e-8
 
 
 def compute_correlation_metric(prediction, target, dim: int = 1):
-    """Pearson correlation along `dim`; a constant slice gives 0. dim=1: over voxels, one value per volume."""
+    """Return the Pearson correlation along `dim`; 0 for a constant slice. dim=1: over voxels, one value per volume."""
     x, y = (_centred(z, dim) for z in (prediction, target))
     norms = jnp.sqrt(jnp.square(x).sum(dim)) * jnp.sqrt(jnp.square(y).sum(dim))
     return (x * y).sum(dim) / (norms + EPSILON)
 
 
 def compute_r2_score(prediction, target, dim: int = 1):
-    """1 - residual / total sum of squares along `dim`."""
+    """Return 1 - residual / total sum of squares along `dim`."""
     prediction, target = (wide(jnp.asarray(z)) for z in (prediction, target))
     residual = jnp.square(target - prediction).sum(dim)
     return 1 - residual / (jnp.square(_centred(target, dim)).sum(dim) + EPSILON)
@@ -29,7 +29,7 @@ def _centred(x, dim: int):
 
 
 def voxel_sums(prediction, target, valid) -> dict:
-    """Additive statistics of [batch, voxel] behind `voxel_correlation`, each [voxel] but the scalar `count`."""
+    """Return additive statistics of [batch, voxel] for `voxel_correlation`, each [voxel] but the scalar `count`."""
     mask = valid[:, None]
     x, y = (jnp.where(mask, jnp.asarray(z).astype(jnp.float32), 0) for z in (prediction, target))
     sums = {"x": x, "y": y, "xx": x * x, "yy": y * y, "xy": x * y}
@@ -37,7 +37,7 @@ def voxel_sums(prediction, target, valid) -> dict:
 
 
 def voxel_correlation(sums) -> np.ndarray:
-    """Pearson correlation of every voxel over all volumes, from summed `voxel_sums`. A constant voxel gives 0."""
+    """Return each voxel's Pearson correlation over all volumes, from summed `voxel_sums`; 0 for a constant voxel."""
     n = max(float(sums["count"]), 1.0)
     x, y, xx, yy, xy = (np.asarray(sums[name], np.float64) for name in ("x", "y", "xx", "yy", "xy"))
     covariance = xy - x * y / n
@@ -62,9 +62,12 @@ def _prefixed(prediction, batch) -> dict:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """voxel_correlation: Pearson over time, averaged over voxels; `_p90` the voxel better than nine in ten. The mean
-    predictor's are 0. fmri_correlation and fmri_r2: over voxels, averaged over volumes, as the original reports them.
-    fmri_mse_of_mean: error of predicting every voxel by its mean, beside the model's fmri_mse."""
+    """Return the metrics of a split from its sums.
+
+    voxel_correlation: Pearson over time, averaged over voxels; `_p90`: its 90th percentile. The mean predictor's are 0.
+    fmri_correlation, fmri_r2: over voxels, averaged over volumes, as the original reports them.
+    fmri_mse_of_mean: error of predicting every voxel by its mean, for comparison with the model's fmri_mse.
+    """
     voxels = {name.removeprefix("voxel_"): value for name, value in sums.items() if name.startswith("voxel_")}
     count = max(float(voxels["count"]), 1.0)
     found = voxel_correlation(voxels)

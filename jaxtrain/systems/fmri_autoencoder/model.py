@@ -1,4 +1,4 @@
-"""The model of a config: either generation, by the kind of its options."""
+"""Builds the model of a config; the class of its options decides the generation."""
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
@@ -7,7 +7,10 @@ from jaxtrain.systems.fmri_autoencoder.head import MultimodalAutoencoder
 
 
 def build_model(config, rngs):
-    """The autoencoder with freshly drawn weights. Raises UserError where the batch cannot be cut into its groups."""
+    """Return the autoencoder with newly drawn weights.
+
+    Raises UserError if model.batch_norm_groups does not divide the micro-batch.
+    """
     options = config.model
     micro_batch = config.data.batch_size // config.train.accumulate_steps
     if micro_batch % options.batch_norm_groups:

@@ -16,13 +16,13 @@ KINDS = ("video", "audio", "text")
 
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A constructor's arguments from its `locals()`, without those that are none of its model's options."""
+    """Return a constructor's arguments from its `locals()`, without those that are not options of its model."""
     options = {name: value for name, value in arguments.items() if name not in ("self", "__class__", "more")}
     return options | arguments.get("more", {})
 
 
 def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> ModelOptions:
-    """Options of a kind. Raises UserError for an impossible value, and UnknownOption for an unknown name."""
+    """Return validated options. Raises UserError for an impossible value, and UnknownOption for an unknown name."""
     from jaxtrain import config_io
 
     try:
@@ -32,13 +32,13 @@ def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> M
 
 
 def keep(module: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Keep a constructor's arguments, its `locals()`, as attributes of the module, under the same names."""
+    """Store a constructor's arguments, its `locals()`, as attributes of the module, under the same names."""
     for name, value in given(arguments).items():
         setattr(module, name, value)
 
 
 def block(inputs: int, outputs: int, dropout: float) -> list[nn.Module]:
-    """Linear, BatchNorm, ReLU, Dropout: four places of a Sequential."""
+    """Return Linear, BatchNorm, ReLU, Dropout: four entries of a Sequential."""
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(), nn.Dropout(dropout)]
 
 
@@ -51,30 +51,30 @@ def start_decoder(decoder: nn.Module) -> None:
 
 
 def own_rates(rate: float | None, *own: float) -> tuple[float, ...]:
-    """The layers' own dropout rates, or the one that all get."""
+    """Return the layers' own dropout rates, or `rate` for all of them if it is set."""
     return own if rate is None else (rate,) * len(own)
 
 
 def encoder_dropout(options: ModelOptions):
-    """A layer's own rate -> the one that it gets."""
+    """Return a function from a layer's own dropout rate to the one it gets."""
     rate = options.encoder_dropout
     return (lambda own: own) if rate is None else (lambda own: rate)
 
 
 def in_its_types(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state in the module's own dtypes, as a copy into its tensors would leave it."""
+    """Return the state in the module's own dtypes, as copying it into the module's tensors would."""
     own = module.state_dict()
     return {key: value.to(own[key].dtype) if key in own else value for key, value in state.items()}
 
 
 def parameter_counts(module: nn.Module) -> dict[str, int]:
-    """Parameters of every child by its name, and their `total`."""
+    """Return the parameter count of every child by its name, and their `total`."""
     count = lambda part: sum(parameter.numel() for parameter in part.parameters())
     return {**{name: count(child) for name, child in module.named_children()}, "total": count(module)}
 
 
 class Dense(nn.Module):
-    """fc1, bn1, fc2, bn2, ...: Linear, BatchNorm, ReLU and dropout by turns. [batch, ...] -> [batch, features]."""
+    """Layers fc1, bn1, fc2, bn2, ...: Linear, BatchNorm, ReLU, dropout. [batch, ...] -> [batch, features]."""
 
     def __init__(self, inputs, sizes, dropouts, relu_first=True):
         super().__init__()
@@ -98,7 +98,7 @@ class Dense(nn.Module):
 
 
 class TextEncoder(Dense):
-    """The embeddings of one volume [batch, input_dim] -> [batch, output_features]; of both generations."""
+    """Text encoder of both generations: embeddings of a volume [batch, input_dim] -> [batch, output_features]."""
 
     def __init__(self, input_dim=1024, output_features=256, *, widths=None, encoder_dropout=None):
         own, width = locals(), Widths(widths)
@@ -107,17 +107,17 @@ class TextEncoder(Dense):
 
 
 class Encoder(nn.Module):
-    """Methods of both encoders."""
+    """Base class of both encoders."""
 
     def get_parameter_count(self) -> dict[str, int]:
-        """Parameters by layer, and their `total`."""
+        """Return parameter counts by layer, and their `total`."""
         return parameter_counts(self)
 
 
 class Decoder(nn.Module):
-    """Methods of both decoders: a trunk of layers, two layers per modality.
+    """Base class of both decoders: a trunk of layers, then two layers per modality.
 
-    The trunk's layers are `layer<n>`, then come `layer<n>_video`, ... and the last ones.
+    The trunk's layers are `layer<n>`; they are followed by `layer<n>_video`, ... and the last ones.
     """
 
     trunk_layers: tuple[int, ...]
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
         return self.head("text", self.trunk(bottleneck))
 
     def get_layer_outputs(self, bottleneck) -> dict[str, torch.Tensor]:
-        """Every layer's output by name; `audio` is the last layer's, before what follows on it."""
+        """Return every layer's output by name; `audio` is the last layer's, before any later processing."""
         outputs, x = {}, bottleneck
         for number in self.trunk_layers:
             outputs[f"layer{number}"] = x = getattr(self, f"layer{number}")(x)
@@ -160,12 +160,12 @@ class Decoder(nn.Module):
         return outputs | {kind: self.last(kind)(y) for kind, y in branches.items()}
 
     def count_parameters(self) -> dict[str, int]:
-        """Parameters by layer, and their `total`."""
+        """Return parameter counts by layer, and their `total`."""
         return parameter_counts(self)
 
 
 class Autoencoder(nn.Module):
-    """Methods of both generations. options: their Gen1Options or HeadOptions, whose fields are attributes too."""
+    """Base class of both generations. options: their Gen1Options or HeadOptions, whose fields are attributes too."""
 
     SAVED = (
         *("video_height", "video_width", "audio_mels", "text_dim", "n_voxels", "bottleneck_dim"),
@@ -181,12 +181,15 @@ class Autoencoder(nn.Module):
 
     @classmethod
     def of(cls, options: ModelOptions):
-        """The model of such options."""
+        """Build the model from its options."""
         return cls(**dict(options))
 
     def forward(self, video, audio, text, fmri_target=None) -> dict[str, torch.Tensor]:
-        """`bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and in training mode the plain
-        losses of the batch, `total_loss` weighted; `fmri_loss` where there is a target."""
+        """Return `bottleneck`, `predicted_fmri`, `video_recon`, `audio_recon`, `text_recon`, and losses when training.
+
+        The losses are the batch's plain mean squared errors (`fmri_loss` only with a target) and the weighted
+        `total_loss`.
+        """
         bottleneck, voxels = self.encoder(video, audio, text, return_voxels=True)
         outputs = {"bottleneck": bottleneck, "predicted_fmri": voxels}
         outputs |= dict(zip((f"{kind}_recon" for kind in KINDS), self.decoder(bottleneck), strict=True))
@@ -196,15 +199,15 @@ class Autoencoder(nn.Module):
         return outputs
 
     def encode_only(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None)."""
+        """Return (bottleneck, voxels or None)."""
         return self.encoder(video, audio, text, return_voxels=return_voxels)
 
     def decode_only(self, bottleneck):
-        """(video, audio, text)."""
+        """Return (video, audio, text)."""
         return self.decoder(bottleneck)
 
     def get_parameter_count(self) -> dict[str, Any]:
-        """Parameters by part and layer, and their `total`."""
+        """Return parameter counts by part and layer, and their `total`."""
         parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
         return {**parts, "total": sum(part["total"] for part in parts.values())}
 
@@ -212,7 +215,7 @@ class Autoencoder(nn.Module):
         return parameter_counts(self)
 
     def save_checkpoint(self, path, epoch=0, optimizer_state=None, loss=None, metadata=None) -> None:
-        """Write the original's checkpoint: `model_state_dict`, `architecture`, `epoch`, and what else is given."""
+        """Write the original's checkpoint: `model_state_dict`, `architecture`, `epoch`, and any other given values."""
         found = {"epoch": epoch, "model_state_dict": self.state_dict()}
         found["architecture"] = {name: getattr(self.options, name) for name in self.SAVED}
         extra = {"optimizer_state_dict": optimizer_state, "loss": loss, "metadata": metadata}
@@ -220,17 +223,17 @@ class Autoencoder(nn.Module):
 
     @classmethod
     def load_checkpoint(cls, path, device="cpu", **options: Any) -> tuple["Autoencoder", dict[str, Any]]:
-        """(model, checkpoint) from a file of `save_checkpoint` or of the original's Trainer.
+        """Return (model, checkpoint) from a file of `save_checkpoint` or of the original's Trainer.
 
-        options: what `architecture` does not hold (features, dropout, widths, and for a Trainer's file the sizes).
-        Raises UserError for a file without weights.
+        options: those that `architecture` does not hold (features, dropout, widths, and for a Trainer's file the
+        sizes). Raises UserError for a file without weights.
         """
         device = device or "cpu"
         found = torch.load(path, map_location=device, weights_only=True)
         if "model_state_dict" not in found:
             raise UserError(f"{path}: has no model_state_dict; it holds {', '.join(map(str, list(found)[:6]))}")
         sizes = cls.sizes_of_old_files | {**found.get("architecture", {}), **options}
-        with torch.device("meta"):  # filled below: the weights exist once
+        with torch.device("meta"):  # filled below, so that the weights are allocated once
             model = cls.of(checked(cls.OPTIONS, sizes, "load_checkpoint"))
         model.load_state_dict(in_its_types(model, found["model_state_dict"]), assign=True)
         return model.eval(), found

@@ -1,4 +1,4 @@
-"""The first generation in plain torch: the facade's model, the deployment's, and the torch baseline."""
+"""The first generation in plain torch: for the original's API, for deployment, and as the torch baseline."""
 
 import math
 
@@ -24,7 +24,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
 
 
 class Conv(nn.Module):
-    """conv1, bn1, conv2, ...: stride-2 convolutions with BatchNorm and ReLU, a Linear with dropout and ReLU."""
+    """Stride-2 convolutions conv1, bn1, conv2, ... with BatchNorm and ReLU, then a Linear with dropout and ReLU."""
 
     def __init__(self, conv, norm, inputs, channels, flat, features, dropout):
         super().__init__()
@@ -42,13 +42,13 @@ class Conv(nn.Module):
 
 
 def flattened(channels: int, space: int, widths, channel_widths) -> int:
-    """Columns after the last convolution: an entry of `widths` for their number wins over `channel_widths`."""
+    """Return the columns after the last convolution; an entry of `widths` for them wins over `channel_widths`."""
     width, own = Widths(widths), Widths(channel_widths)(channels) * space
     return own if width(channels * space) == channels * space else width(channels * space)
 
 
 class VideoEncoder(Conv):
-    """A frame [batch, 3, input_height, input_width] -> [batch, output_features]. Named options: see Gen1Options."""
+    """Frame encoder: [batch, 3, input_height, input_width] -> [batch, output_features]. Options: see Gen1Options."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class VideoEncoder(Conv):
 
 
 class AudioEncoder(Conv):
-    """Mel bands [batch, input_mels] -> [batch, output_features]. Named options: see Gen1Options."""
+    """Encoder of mel bands: [batch, input_mels] -> [batch, output_features]. Keyword options: see Gen1Options."""
 
     def __init__(self, input_mels=128, output_features=256, *, widths=None, channel_widths=None, encoder_dropout=None):
         own = locals()
@@ -121,7 +121,7 @@ class SherlockEncoder(Encoder):
         self.bottleneck_to_voxels = nn.Sequential(*block(bottleneck, width(16384), drop(0.3)), voxels)
 
     def forward(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None)."""
+        """Return (bottleneck, voxels or None)."""
         features = self.video_encoder(video), self.audio_encoder(audio), self.text_encoder(text)
         bottleneck = self.to_bottleneck(self.feature_conv(torch.cat(features, -1)))
         return bottleneck, self.bottleneck_to_voxels(bottleneck) if return_voxels else None
@@ -164,7 +164,7 @@ MultimodalDecoder = SherlockDecoder  # the original's name for it in both genera
 
 
 class SherlockAutoencoder(Autoencoder):
-    """Film, sound and text of one volume -> voxels, and back from the bottleneck; 1,974,067,762 parameters by default.
+    """Autoencoder from film, sound and text of one volume to voxels, and back; 1,974,067,762 parameters by default.
 
     video: float [batch, 3, H, W] in 0..1; audio: float [batch, mels]; text: float [batch, text_dim]; fmri_target: float
     [batch, n_voxels]. more: `encoder_dropout`, `widths`, `channel_widths`, `batch_norm_groups` of Gen1Options. Under

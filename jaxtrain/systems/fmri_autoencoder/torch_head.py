@@ -1,4 +1,4 @@
-"""The second generation in plain torch: the facade's model, the deployment's, and the torch baseline."""
+"""The second generation in plain torch: for the original's API, for deployment, and as the torch baseline."""
 
 import torch
 from torch import nn
@@ -26,10 +26,10 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
 
 
 class VideoEncoder(Dense):
-    """A window of frames, [batch, columns] or flattened to it -> [batch, output_features].
+    """Encoder of a window of frames, [batch, columns] or flattened to it -> [batch, output_features].
 
-    gradient_checkpointing: in training the layers are computed again in the backward pass, which moves the running
-    statistics a second time, as the original's do. widths, encoder_dropout: see HeadOptions.
+    gradient_checkpointing: in training, recompute the layers in the backward pass; as in the original, this updates the
+    running statistics a second time. widths, encoder_dropout: see HeadOptions.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class VideoEncoder(Dense):
 
 
 class AudioEncoder(Dense):
-    """Codes or a spectrogram of one volume, flattened [batch, columns] -> [batch, output_features]."""
+    """Encoder of a volume's codes or spectrogram, flattened [batch, columns] -> [batch, output_features]."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AudioEncoder(Dense):
         self.columns = columns
 
     def forward(self, x):
-        """Raises ValueError where the input has other columns than the arguments say."""
+        """Raise ValueError if the input has other columns than the arguments say; else encode it."""
         if x.ndim != 2 or x.shape[1] != self.columns:
             raise ValueError(
                 f"audio is {list(x.shape)}, wanted [batch, {self.columns}]: codebooks or mel bands times "
@@ -129,17 +129,18 @@ class MultimodalEncoder(Encoder):
         self.bottleneck_to_voxels = nn.Sequential(*block(bottleneck, width(16384), drop(0.3)), voxels)
 
     def forward(self, video, audio, text, return_voxels: bool = False):
-        """(bottleneck, voxels or None). Raises ValueError where the audio has other columns than the options say."""
+        """Return (bottleneck, voxels or None). Raises ValueError if the audio has not the options' columns."""
         x = torch.cat((self.video_encoder(video), self.audio_encoder(audio), self.text_encoder(text)), -1)
         bottleneck = self.layer7_bottleneck(self.layer6(self.layer5(self.feature_conv(x))))
         return bottleneck, self.bottleneck_to_voxels(bottleneck) if return_voxels else None
 
 
 class MultimodalDecoder(Decoder):
-    """bottleneck -> the first frame of the window [batch, H*W*3] in 0..1, audio and text.
+    """Decoder: bottleneck -> the first frame of the window [batch, H*W*3] in 0..1, audio and text.
 
     audio: codes float [batch, 8, frames] in 0..1023, whole numbers in evaluation mode; or mel [batch, mels, frames],
-    frame 65 and later always 0. One frame gives [batch, 8] and [batch, mels]. hidden_dim: not used, as in the original.
+    frame 65 and later always 0. For a single frame it is [batch, 8] or [batch, mels]. hidden_dim: not used, as in the
+    original.
     """
 
     trunk_layers = (8, 9, 10, 11)
@@ -197,7 +198,7 @@ class MultimodalDecoder(Decoder):
 
 
 class MultimodalAutoencoder(Autoencoder):
-    """Film, sound and text of one volume -> voxels, and back from the bottleneck; 5,295,714,674 parameters by default.
+    """Autoencoder from film, sound and text of one volume to voxels, and back; 5,295,714,674 parameters by default.
 
     video: float [batch, frames*H*W*3] in 0..1; audio: codes int or mel float [batch, columns]; text: float
     [batch, text_dim]; fmri_target: float [batch, n_voxels]. more: `encoder_dropout`, `widths`, `batch_norm_groups` of

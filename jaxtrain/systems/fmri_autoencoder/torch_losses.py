@@ -1,4 +1,4 @@
-"""The criteria and metrics for torch tensors, with gradients; arrays of JAX or numpy go to the same ones in JAX."""
+"""Criteria and metrics for torch tensors, with gradients; JAX and numpy arrays go to their JAX versions."""
 
 import dataclasses
 import inspect
@@ -15,12 +15,12 @@ from jaxtrain.systems.fmri_autoencoder.losses import FMRI_LOSSES, MODALITIES, ST
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """Half precision and whole numbers become float32; float64 stays."""
+    """Convert half precision and integers to float32; keep float64."""
     return x if x.dtype is torch.float64 else x.float()
 
 
 def matched(kind: str, prediction: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The prediction and its target in one shape, in float32 at least; see losses.matched."""
+    """Return the prediction and its target in one shape, in float32 at least; see losses.matched."""
     prediction, target = wide(prediction), wide(target)
     if kind == "video" and prediction.shape != target.shape:
         return prediction, target.flatten(1)[:, : prediction.shape[-1]]
@@ -32,7 +32,7 @@ def matched(kind: str, prediction: torch.Tensor, target: torch.Tensor) -> tuple[
 
 
 def internal_losses(outputs: Mapping, targets: Sequence, fmri, reconstruction_weight: float, fmri_weight: float):
-    """The model's own training-mode losses: plain mean squared errors, `total_loss` weighted."""
+    """Return the model's own training-mode losses: plain mean squared errors, and the weighted `total_loss`."""
     found = {}
     for kind, target in zip(MODALITIES, targets, strict=True):
         found[f"{kind}_loss"] = functional.mse_loss(*matched(kind, outputs[f"{kind}_recon"], target))
@@ -45,7 +45,7 @@ def internal_losses(outputs: Mapping, targets: Sequence, fmri, reconstruction_we
 
 
 def tensors_among(values: Any) -> bool:
-    """Return whether the call is torch's: a tensor is among its arguments."""
+    """Return True if a torch tensor is among the arguments."""
     leaves = values.values() if isinstance(values, Mapping) else values
     return any(
         isinstance(value, torch.Tensor) or (isinstance(value, Mapping) and tensors_among(value)) for value in leaves
@@ -53,7 +53,7 @@ def tensors_among(values: Any) -> bool:
 
 
 class _Criterion(nn.Module):
-    """A criterion whose attributes are the settings of its JAX class."""
+    """Base class of criteria whose attributes are the settings of their JAX class."""
 
     JAX: type
 
@@ -82,9 +82,9 @@ class _Criterion(nn.Module):
 class ReconstructionLoss(_Criterion):
     """Weighted sum of the three reconstruction errors.
 
-    Called with (video_recon, video_target, audio_recon, audio_target, text_recon, text_target); gives the sum and a
+    Called with (video_recon, video_target, audio_recon, audio_target, text_recon, text_target); returns the sum and a
     dict of its unweighted terms. Settings: video_weight, audio_weight, text_weight = 1.0; reduction: mean, sum, or none
-    where the three shapes agree.
+    if the three shapes agree.
     """
 
     JAX = losses.ReconstructionLoss
@@ -106,7 +106,7 @@ class ReconstructionLoss(_Criterion):
 
 
 def spread(target: torch.Tensor) -> torch.Tensor:
-    """Unbiased standard deviation over all elements, plus 1e-8; a constant."""
+    """Return the unbiased standard deviation over all elements, plus 1e-8, without gradient."""
     return wide(target).detach().std() + STD_EPSILON
 
 
@@ -134,9 +134,9 @@ class FMRIMatchingLoss(_Criterion):
 
 
 class CombinedAutoEncoderLoss(_Criterion):
-    """reconstruction_weight * reconstruction + fmri_weight * voxels (without a target: the first term alone).
+    """reconstruction_weight * reconstruction + fmri_weight * voxels (without a target, only the first term).
 
-    Called with (outputs of the model, video, audio, text, fmri=None); gives the total and a dict of its terms.
+    Called with (outputs of the model, video, audio, text, fmri=None); returns the total and a dict of its terms.
     Settings: reconstruction_weight, fmri_weight, video_weight, audio_weight, text_weight = 1.0, fmri_loss_type = "mse".
     """
 
@@ -171,9 +171,9 @@ class NormalizedReconstructionLoss(ReconstructionLoss):
 
 
 class NormalizedFMRIMatchingLoss(FMRIMatchingLoss):
-    """mse and mae divided by the spread of the target over the batch; `correlation` as it is.
+    """FMRIMatchingLoss with mse and mae divided by the spread of the target over the batch; `correlation` as it is.
 
-    Gives (value, {"fmri_loss", "fmri_loss_raw", "fmri_std" where it was divided}).
+    Returns (value, {"fmri_loss", "fmri_loss_raw", "fmri_std" if it was divided}).
     """
 
     JAX = losses.NormalizedFMRIMatchingLoss
@@ -188,28 +188,28 @@ class NormalizedFMRIMatchingLoss(FMRIMatchingLoss):
 
 
 class NormalizedCombinedAutoEncoderLoss(CombinedAutoEncoderLoss):
-    """CombinedAutoEncoderLoss of the normalised terms."""
+    """CombinedAutoEncoderLoss with normalised terms."""
 
     JAX = losses.NormalizedCombinedAutoEncoderLoss
     PARTS = (NormalizedReconstructionLoss, NormalizedFMRIMatchingLoss)
 
 
 class PerceptualLoss(nn.Module):
-    """The original's, which its constructor refuses too."""
+    """Placeholder: like the original's, the constructor raises NotImplementedError."""
 
     def __init__(self, *arguments: Any, **settings: Any):
         raise NotImplementedError("PerceptualLoss: the original has none either; ReconstructionLoss compares pixels")
 
 
 def criterion(config) -> CombinedAutoEncoderLoss:
-    """The criterion of a config: normalised for the second generation unless told otherwise."""
+    """Return the criterion of a config: normalised for the second generation unless the config says otherwise."""
     in_jax = losses.criterion(config)
     kinds = (CombinedAutoEncoderLoss, NormalizedCombinedAutoEncoderLoss)
     return next(kind for kind in kinds if kind.JAX is type(in_jax))(**vars(in_jax))
 
 
 def compute_correlation_metric(pred, target, dim: int = 1):
-    """Pearson correlation along `dim`; a constant slice gives 0. dim=1: over voxels, one value per volume."""
+    """Return the Pearson correlation along `dim`; 0 for a constant slice. dim=1: over voxels, one value per volume."""
     if not tensors_among((pred, target)):
         return metrics.compute_correlation_metric(pred, target, dim)
     x, y = (z - z.mean(dim, keepdim=True) for z in (wide(pred), wide(target)))
@@ -217,7 +217,7 @@ def compute_correlation_metric(pred, target, dim: int = 1):
 
 
 def compute_r2_score(pred, target, dim: int = 1):
-    """1 - residual / total sum of squares along `dim`."""
+    """Return 1 - residual / total sum of squares along `dim`."""
     if not tensors_among((pred, target)):
         return metrics.compute_r2_score(pred, target, dim)
     pred, target = wide(pred), wide(target)

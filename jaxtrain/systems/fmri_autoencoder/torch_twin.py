@@ -11,7 +11,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_losses import criterion
 
 
 def build(config) -> nn.Module:
-    """The module of a config's model section."""
+    """Build the module of a config's model section."""
     kind = MultimodalAutoencoder if isinstance(config.model, HeadOptions) else SherlockAutoencoder
     return kind.of(config.model)
 
@@ -22,7 +22,7 @@ def call(module, batch) -> dict[str, torch.Tensor]:
 
 
 def loss(module, batch, config) -> torch.Tensor:
-    """The criterion of a config on the valid rows of a batch."""
+    """Return the loss of the config's criterion on the valid rows of a batch."""
     valid = batch["valid"].bool()
     batch = {name: value[valid] for name, value in batch.items()}
     targets = (batch[name].float() for name in ("video", "audio", "text", "fmri"))

@@ -1,4 +1,4 @@
-"""The Sherlock autoencoders: film, sound and text in, brain activity predicted, film reconstructed."""
+"""The Sherlock autoencoders: predict brain activity from film, sound and text, and reconstruct the film."""
 
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.fmri_autoencoder.config import Data, Gen1Options, HeadOptions, LesionOptions, LossOptions

@@ -1,4 +1,4 @@
-"""Sound -> EnCodec codes or mel spectrogram of every volume."""
+"""Audio features of every fMRI volume: EnCodec codes or a mel spectrogram."""
 
 import math
 import pathlib
@@ -16,10 +16,10 @@ MEL_FLOOR_DB = -80.0
 
 
 def code_features(codes: np.ndarray, tr: float, volumes: int, bandwidth: float = 3.0) -> np.ndarray:
-    """Codes int [codebook, frame] at 75 Hz -> int64 [volume, codebooks * frames], codebook by codebook.
+    """Cut codes int [codebook, frame] at 75 Hz into int64 [volume, codebooks * frames], codebook by codebook.
 
-    Volume i takes the frames from int(i tr 75) to int((i+1) tr 75), cut or filled with 0 to int(75 tr). The number of
-    codebooks is the table's for this bandwidth: missing ones are rows of 0, extra ones are dropped.
+    Volume i takes the frames from int(i tr 75) to int((i+1) tr 75), cut or filled with 0 to int(75 tr). The table gives
+    the number of codebooks for this bandwidth: missing ones are rows of 0, extra ones are dropped.
     """
     rows, length = CODEBOOKS.get(bandwidth, len(codes)), int(CODE_FRAMES_PER_S * tr)
     out = np.zeros((volumes, rows, length), np.int64)
@@ -32,12 +32,15 @@ def code_features(codes: np.ndarray, tr: float, volumes: int, bandwidth: float =
 
 
 def mel_frames(tr: float, rate: int, hop: int = 512) -> int:
-    """Spectrogram frames of one volume: 65 at 1.5 s and 22,050 Hz."""
+    """Return the number of spectrogram frames per volume: 65 at 1.5 s and 22,050 Hz."""
     return math.ceil(int(tr * rate) / hop)
 
 
 def mel_features(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: int = 512) -> np.ndarray:
-    """Spectrogram float [mels, frame] in decibels below its maximum -> float32 [volume, mels, frames], -80 filled."""
+    """Cut a spectrogram float [mels, frame] into float32 [volume, mels, frames], filled with -80.
+
+    decibels: the spectrogram in decibels below its maximum.
+    """
     length = mel_frames(tr, rate, hop)
     out = np.full((volumes, len(decibels), length), MEL_FLOOR_DB, np.float32)
     for volume in range(volumes):
@@ -48,7 +51,7 @@ def mel_features(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: 
 
 
 def mel_means(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: int = 256) -> np.ndarray:
-    """float32 [volume, mels]: the spectrogram's mean over every volume, -80 where there is no sound."""
+    """Return the spectrogram's mean over every volume, float32 [volume, mels]; -80 where there is no sound."""
     out = np.full((volumes, len(decibels)), MEL_FLOOR_DB, np.float32)
     for volume in range(volumes):
         part = decibels[:, int(volume * tr * rate) // hop : int((volume + 1) * tr * rate) // hop]
@@ -58,14 +61,14 @@ def mel_means(decibels: np.ndarray, tr: float, volumes: int, rate: int, hop: int
 
 
 def spectrogram(sound: np.ndarray, rate: int, mels: int, window: int, hop: int) -> np.ndarray:
-    """Mel power spectrogram in decibels below its maximum: float32 [mels, frame]."""
+    """Return the mel power spectrogram in decibels below its maximum: float32 [mels, frame]."""
     librosa = require("librosa", "for mel spectrograms")
     power = librosa.feature.melspectrogram(y=sound, sr=rate, n_mels=mels, n_fft=window, hop_length=hop)
     return librosa.power_to_db(power, ref=np.max).astype(np.float32)
 
 
 def sound_of(path, rate: int) -> np.ndarray:
-    """The film's sound, mono float32 in -1..1, at `rate` hertz."""
+    """Return the film's sound, mono float32 in -1..1, at `rate` hertz."""
     ffmpeg = require("imageio_ffmpeg", "to read the film's sound")
     command = [
         ffmpeg.get_ffmpeg_exe(),
@@ -86,9 +89,9 @@ def sound_of(path, rate: int) -> np.ndarray:
 
 
 def encode(sound: np.ndarray, model: str, bandwidth: float) -> np.ndarray:
-    """EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz.
+    """Return EnCodec codes int64 [codebook, frame at 75 Hz] of mono sound at 24 kHz.
 
-    model: a name on the Hugging Face hub, downloaded at first use, or a folder. Raises UserError where there is none.
+    model: a name on the Hugging Face hub, downloaded at first use, or a folder. Raises UserError if it cannot be found.
     """
     transformers = require("transformers", "for EnCodec codes")
     torch = require("torch", "for EnCodec codes")

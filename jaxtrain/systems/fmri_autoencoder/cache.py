@@ -1,4 +1,4 @@
-"""Prepared arrays on disk, each under a name that holds the hash of everything it was made from."""
+"""Cache of prepared arrays on disk; each folder's name holds the hash of everything it was made from."""
 
 import contextlib
 import fcntl
@@ -17,17 +17,17 @@ KEY_FILE = "key.json"
 
 
 class Cache:
-    """Folders `<stage>-<hash of key>`: a change of an input file or a setting makes another folder, never a stale one.
+    """Folders `<stage>-<hash of key>`: a changed input file or setting leads to another folder, never to a stale one.
 
-    A stage is written beside its place and moved there when complete, so an interrupted preparation goes on with the
-    first stage that is missing, and processes that prepare at the same time wait for each other.
+    A stage is written under a temporary name and renamed when complete, so an interrupted preparation resumes with the
+    first missing stage. Processes that prepare at the same time wait for each other.
     """
 
     def __init__(self, root: pathlib.Path):
         self.root = root
 
     def build(self, stage: str, key: dict[str, Any], make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-        """The stage's folder; `make` fills it where there is none yet."""
+        """Return the stage's folder; `make` fills it if it does not exist yet."""
         folder = self.folder(stage, key)
         if (folder / KEY_FILE).exists():
             return folder
@@ -35,7 +35,7 @@ class Cache:
             if (folder / KEY_FILE).exists():
                 return folder
             with replacing(folder) as aside:
-                shutil.rmtree(aside, ignore_errors=True)  # of a preparation that was killed
+                shutil.rmtree(aside, ignore_errors=True)  # left by a preparation that was killed
                 aside.mkdir()
                 make(aside)
                 (aside / KEY_FILE).write_text(json.dumps({"stage": stage, **key}, indent=1, sort_keys=True))
@@ -45,7 +45,7 @@ class Cache:
         return self.root / f"{stage}-{digest(key)}"
 
     def find(self, stage: str, part: dict[str, Any]) -> pathlib.Path | None:
-        """The newest complete folder of a stage whose key agrees with `part`."""
+        """Return the newest complete folder of a stage whose key agrees with `part`, or None."""
         found = []
         for path in self.root.glob(f"{stage}-*/{KEY_FILE}"):
             key = json.loads(path.read_text())
@@ -54,7 +54,7 @@ class Cache:
         return max(found)[1] if found else None
 
     def fingerprint(self, path: pathlib.Path) -> str:
-        """Hash of a file's content, remembered by its size and time of change."""
+        """Return the hash of a file's content, remembered by its size and modification time."""
         memo_path = self.root / "inputs.json"
         memo = json.loads(memo_path.read_text()) if memo_path.exists() else {}
         stat = path.stat()
@@ -76,7 +76,7 @@ class Cache:
 
 
 def cache_of(data) -> Cache:
-    """Where a data section keeps what is prepared."""
+    """Return the cache of a data section."""
     return Cache(pathlib.Path(data.cache_dir or pathlib.Path(data.data_dir) / "cache"))
 
 
@@ -93,10 +93,10 @@ def save(folder: pathlib.Path, name: str, array: np.ndarray) -> None:
 
 
 def load(folder: pathlib.Path, name: str) -> np.ndarray:
-    """The array, mapped into memory: pages are read when touched."""
+    """Return the array, memory-mapped: pages are read when touched."""
     return np.load(folder / f"{name}.npy", mmap_mode="r")
 
 
 def create(folder: pathlib.Path, name: str, shape, dtype) -> np.ndarray:
-    """A new array on disk to write into."""
+    """Create an array on disk to write into."""
     return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=tuple(shape))

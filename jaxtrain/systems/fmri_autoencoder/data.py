@@ -1,4 +1,4 @@
-"""Samples of a config's recording: prepared on first use, or planted in memory."""
+"""Samples of a config's recording: prepared from raw files on first use, or synthetic."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,7 @@ SPLITS = ("train", "validation")
 
 
 def build_data(config, split: str) -> ScanSource | None:
-    """The samples of `train` or `validation`, else None. Raises UserError where data and model disagree."""
+    """Return the samples of `train` or `validation`, else None. Raises UserError if data and model disagree."""
     if split not in SPLITS:
         return None
     recording = planted(config) if config.data.synthetic in ("arrays", "mapped") else prepare(config)
@@ -46,13 +46,13 @@ def build_data(config, split: str) -> ScanSource | None:
 
 
 def example(config) -> ScanSource | None:
-    """Make up a short recording with the shapes of the training samples."""
+    """Return a short synthetic recording with the shapes of the training samples."""
     short = {"synthetic": "arrays", "synthetic_volumes": 64, "synthetic_subjects": 1, "split_by": "time"}
     return build_data(config.model_copy(update={"data": config.data.model_copy(update=short)}), "train")
 
 
 def prepare(config, info=lambda line: None, bar=lambda items, name: items) -> Recording:
-    """The prepared recording of a config; what the cache lacks is made now, raw files too where they are synthetic."""
+    """Return a config's prepared recording, creating what the cache lacks, and raw files if they are synthetic."""
     folder = pathlib.Path(config.data.data_dir)
     if config.data.synthetic == "raw" and not (folder / synthetic.FILM_NAME).exists():
         info(f"writing a synthetic recording into {folder}")
@@ -61,7 +61,7 @@ def prepare(config, info=lambda line: None, bar=lambda items, name: items) -> Re
 
 
 def planted(config) -> Recording:
-    """A synthetic recording as the pipeline would have prepared it, in memory or mapped from the cache."""
+    """Return a synthetic recording as the pipeline would prepare it, in memory or mapped from the cache."""
     head = isinstance(config.model, HeadOptions)
     plan = plan_of(config)
     stop = len(split_volumes(plan.volumes, config.data.train_ratio)["train"])
@@ -75,7 +75,7 @@ def planted(config) -> Recording:
 
 
 def mapped(config, plan: synthetic.Plan, head: bool, stop: int):
-    """`synthetic.arrays` and the voxels' mean and spread, written to the cache once and mapped from there."""
+    """Return `synthetic.arrays` and the voxels' mean and std, written to the cache once and mapped from there."""
     model, store = config.model, cache_of(config.data)
     sizes = ("video_height", "video_width", "video_frames_per_tr", "audio_mels", "audio_frames_per_tr", "use_encodec")
     sizes = {name: getattr(model, name, None) for name in (*sizes, "text_dim", "n_voxels")}
@@ -104,7 +104,7 @@ def plan_of(config) -> synthetic.Plan:
 
 
 def check(recording: Recording, model) -> None:
-    """Raises UserError listing every size of the model that the prepared data does not have."""
+    """Raise UserError listing every size of the model that does not match the prepared data."""
     head = isinstance(model, HeadOptions)
     columns = {name: array.shape[1] for name, array in recording.stimuli.items()}
     wanted = {

@@ -1,10 +1,10 @@
-"""UserErrors that are also what the original raises in their place."""
+"""UserErrors that also derive from the exception that the original raises in the same case."""
 
 from jaxtrain.errors import UserError
 
 
 class UnknownOption(UserError, TypeError):
-    """A keyword that a class of the original does not take."""
+    """A keyword that a class of the original does not accept."""
 
 
 class OtherModel(UserError, RuntimeError):
@@ -12,4 +12,4 @@ class OtherModel(UserError, RuntimeError):
 
 
 class MissingFile(UserError, FileNotFoundError):
-    """A file of the recording that is not there."""
+    """A missing file of the recording."""

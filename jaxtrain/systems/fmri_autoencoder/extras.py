@@ -1,4 +1,4 @@
-"""Libraries of the field, which come with the extra `jaxtrain[fmri]`."""
+"""Libraries that come with the extra `jaxtrain[fmri]`."""
 
 import importlib
 from types import ModuleType
@@ -7,7 +7,7 @@ from jaxtrain.errors import UserError
 
 
 def require(module: str, purpose: str) -> ModuleType:
-    """Import a module, or say which extra brings it. Raises UserError."""
+    """Import a module. Raises UserError that names the extra to install if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

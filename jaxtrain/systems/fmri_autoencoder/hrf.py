@@ -1,14 +1,14 @@
-"""The haemodynamic response, and bringing film, sound, text and volumes onto one time axis."""
+"""Haemodynamic response, and alignment of film, sound, text and volumes on one time axis."""
 
 import numpy as np
 
 HRF_SECONDS = 32.0
-PAD_SECONDS = 10.0  # of the original's alignment
+PAD_SECONDS = 10.0  # padding in the original's alignment
 DELAY, UNDERSHOOT, DISPERSION, RATIO = 6.0, 12.0, 0.9, 0.48
 
 
 def canonical_hrf(tr: float) -> np.ndarray:
-    """Glover's response sampled every `tr` seconds for 32 s, largest value 1: float64 [rint(32 / tr)].
+    """Return Glover's response sampled every `tr` seconds for 32 s, largest value 1: float64 [rint(32 / tr)].
 
     Source: Glover 1999; equals nilearn.glms.first_level.glover_hrf(tr, oversampling=1) / max.
     """
@@ -21,10 +21,10 @@ def canonical_hrf(tr: float) -> np.ndarray:
 
 
 def convolve(features: np.ndarray, kernel: np.ndarray, mode: str) -> np.ndarray:
-    """Convolution along the first axis (time); integer features come back as they are.
+    """Convolve features along the first axis (time); integer features are returned unchanged.
 
-    mode: `full` (len + kernel - 1), `same` (centred, as numpy), `causal` (the first len values: the response follows
-    its cause). Computed in float64; `full` of one or two axes stays there, everything else keeps its dtype.
+    mode: `full` (len + kernel - 1), `same` (centred, as in numpy), `causal` (the first len values: the response follows
+    its cause). Computed in float64; `full` results of one or two axes stay float64, all others keep their dtype.
     """
     if not np.issubdtype(features.dtype, np.floating):
         return features
@@ -42,9 +42,10 @@ def convolve(features: np.ndarray, kernel: np.ndarray, mode: str) -> np.ndarray:
 def respond(features: np.ndarray, tr: float, kind: str = "causal") -> np.ndarray:
     """Convolve features [time, ...] with the hemodynamic response; integer codes come back unchanged.
 
-    kind: `causal` scales the kernel to sum 1, so that a lasting stimulus keeps its value, and delays it, an impulse at
-    volume 30 peaking at 34. `original` reproduces the original: largest value 1 (a lasting stimulus grows to 1.8), and
-    shifted early by half the kernel, the impulse peaking at 24; two axes give float64.
+    kind: `causal` scales the kernel to sum 1, so that a lasting stimulus keeps its value, and delays the response: an
+    impulse at volume 30 peaks at 34.
+    `original` reproduces the original: the kernel's largest value is 1 (a lasting stimulus grows to 1.8), and the
+    response is early by half the kernel (the impulse peaks at 24). Two axes give float64.
     """
     if not np.issubdtype(features.dtype, np.floating):
         return features
@@ -60,7 +61,7 @@ def respond(features: np.ndarray, tr: float, kind: str = "causal") -> np.ndarray
 
 
 def causal(features: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Causal convolution of wide features, tap by tap in float32: [time, ...] as large as a film."""
+    """Convolve features [time, ...] causally, tap by tap in their own dtype; suits features as large as a film."""
     out = np.zeros(features.shape, features.dtype)
     for lag, weight in enumerate(kernel[: len(features)]):
         if weight:
@@ -69,7 +70,7 @@ def causal(features: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 
 def resample(features: np.ndarray, length: int) -> np.ndarray:
-    """Features [time, ...] at `length` evenly spaced times from first to last: linear, whole numbers nearest."""
+    """Resample features [time, ...] to `length` evenly spaced times from first to last: linear, integers nearest."""
     size = len(features)
     if size == length:
         return features
@@ -83,9 +84,9 @@ def resample(features: np.ndarray, length: int) -> np.ndarray:
 
 
 def align(stimuli: dict[str, np.ndarray], fmri: np.ndarray, tr: float, hrf: str | None) -> dict[str, np.ndarray]:
-    """Stimuli resampled to the shortest of the four lengths, fMRI [time, voxel] cut to it; then the response.
+    """Resample stimuli to the shortest of the four lengths, cut fMRI [time, voxel] to it, and apply the response.
 
-    hrf: `causal`, `original`, or None for none.
+    hrf: the response of the stimuli: `causal`, `original`, or None for none.
     """
     length = min(len(fmri), *(len(value) for value in stimuli.values()))
     aligned = {name: resample(value, length) for name, value in stimuli.items()}

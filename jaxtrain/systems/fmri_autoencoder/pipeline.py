@@ -1,4 +1,4 @@
-"""From a recording's raw files to arrays on disk, stage by stage, each in the cache under the hash of its inputs."""
+"""Pipeline from a recording's raw files to arrays on disk, in stages cached under the hash of their inputs."""
 
 import dataclasses
 import pathlib
@@ -21,10 +21,10 @@ CHUNK_COLUMNS = 1 << 16  # features that are convolved at a time
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """A prepared recording; arrays are mapped from disk.
+    """A prepared recording, with arrays mapped from disk.
 
-    stimuli: `video`, `audio`, `text`, [volume, columns]. fmri: per subject [volume, voxel], as measured. mean, std:
-    per subject [voxel], or None. mask: bool [x, y, z]; affine: [4, 4].
+    stimuli: `video`, `audio`, `text`, [volume, columns]. fmri: per subject [volume, voxel], as measured. mean, std: per
+    subject [voxel], or None. mask: bool [x, y, z]; affine: [4, 4].
     """
 
     stimuli: dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The data section with every default of the task filled in."""
+    """Settings of the data section with every default of the task filled in."""
 
     video: str
     audio: str
@@ -78,9 +78,9 @@ class Settings:
 
 
 class Pipeline:
-    """Prepares what the settings ask for; finished stages are taken from the cache.
+    """Preparation of what the settings ask for; finished stages are taken from the cache.
 
-    say: called with one line per stage. bar: wraps an iterable with a progress bar.
+    info: called with one line per stage. bar: wraps an iterable with a progress bar.
     """
 
     def __init__(self, settings: Settings, info=lambda line: None, bar=lambda items, name: items):
@@ -90,7 +90,7 @@ class Pipeline:
         self.info, self.bar = info, bar
 
     def run(self) -> Recording:
-        """Every stage. Raises UserError naming all raw files that are missing."""
+        """Run every stage and return the recording. Raises UserError naming the raw files that are missing."""
         files = self._files()
         film, subjects = files["film"], files["subjects"]
         video_folder = self._stage("video", {**self._video_key(), "film": self.cache.fingerprint(film)}, film)
@@ -233,7 +233,7 @@ class Pipeline:
         cache.save(out, "bold", volumes.voxels(volume, np.load(mask / "mask.npy"), self.data.max_trs))
 
     def _scale(self, folders: list[pathlib.Path], length: int) -> pathlib.Path | None:
-        """Mean and spread of every subject's voxels: over the training volumes, or over all that were measured."""
+        """Return the folder of each subject's voxel means and stds, over training or all volumes; None if unscaled."""
         kind, data = self.settings.normalize, self.data
         if kind == "none":
             return None
@@ -262,7 +262,7 @@ class Pipeline:
             flat = raw.reshape(len(raw), -1)
             codes = name == "audio" and self.settings.audio == "encodec"
             target = cache.create(out, name, (length, flat.shape[1]), np.int16 if codes else np.float32)
-            rest = audio.MEL_FLOOR_DB if name == "audio" else 0.0  # what there was before the film
+            rest = audio.MEL_FLOOR_DB if name == "audio" else 0.0  # value before the film starts
             for start in range(0, flat.shape[1], CHUNK_COLUMNS):
                 part = np.asarray(flat[:, start : start + CHUNK_COLUMNS])
                 if not codes:
@@ -276,6 +276,6 @@ class Pipeline:
 
 
 def progress(items, name: str):
-    """A progress bar on the error output, where that is a terminal."""
+    """Wrap items in a progress bar on stderr, if that is a terminal."""
     tqdm = require("tqdm", "to show progress")
     return tqdm.tqdm(items, desc=name, leave=False, disable=None)

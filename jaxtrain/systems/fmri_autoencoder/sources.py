@@ -1,4 +1,4 @@
-"""A recording as samples: one volume of one subject, with the film, sound and text of its moment."""
+"""Samples of a recording: one volume of one subject, with the film, sound and text of its moment."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,18 +7,19 @@ import numpy as np
 
 
 def split_volumes(length: int, train_ratio: float, gap: int = 0) -> dict[str, range]:
-    """The first part of the volumes trains, the rest validates; `gap` volumes between them are left out."""
+    """Split volumes by time: the first part for training, the rest for validation, `gap` volumes between unused."""
     cut = int(train_ratio * length)
     return {"train": range(cut), "validation": range(min(cut + gap, length), length)}
 
 
 class ScanSource:
-    """Sample i is volume i % T of subject i // T, T volumes in the split; stimuli are held once, not per subject.
+    """Source whose sample i is volume i % T of subject i // T, for T volumes in the split.
 
-    stimuli: `video`, `audio`, `text`, each [volume, ...]; or one such mapping per subject, where they saw different
-    things. fmri: one array [volume, voxel] per subject. times: volumes of the split. mean, std: [voxel] per subject,
-    taken off and divided by; None leaves the voxels as they are. named: items tell their subject.
-    frame: (height, width) of a flattened picture that items hold as [3, height, width] instead.
+    stimuli: `video`, `audio`, `text`, each [volume, ...], stored once for all subjects; or one such mapping per
+    subject, if they saw different things. fmri: one array [volume, voxel] per subject. times: volumes of the split.
+    mean, std: [voxel] per subject, by which the voxels are standardised; None leaves them as they are.
+    named: True if items hold their subject_id. frame: (height, width) of a flattened picture that items hold as
+    [3, height, width] instead.
     geometry: the mask bool [x, y, z] and the affine [4, 4] that put voxels back into the brain.
     """
 
@@ -58,7 +59,7 @@ class ScanSource:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, in memory or mapped."""
+        """Return the bytes of all arrays, in memory or mapped."""
         arrays = {id(array): array for own in self.stimuli for array in own.values()}
         return sum(array.nbytes for array in (*arrays.values(), *self.fmri))
 

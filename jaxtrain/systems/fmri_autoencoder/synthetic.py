@@ -1,5 +1,7 @@
-"""A small recording with planted structure: a few slow scenes' features drive film, sound, text and, through the
-haemodynamic response, the voxels. As arrays, or as the raw files that the pipeline reads."""
+"""Small synthetic recording, as arrays or as the raw files that the pipeline reads.
+
+A few slowly varying features drive film, sound, text and, through the haemodynamic response, the voxels.
+"""
 
 import dataclasses
 import pathlib
@@ -20,13 +22,15 @@ LEVELS = ("dim", "some", "strong")
 FILM_NAME, ANNOTATIONS_NAME, VOLUME_FOLDER = "stimuli_Sherlock.m4v", "annotations.xlsx", "sherlock_nii"
 FILM_SIZE, FILM_RATE, SOUND_RATE = (36, 64), 10, 8000  # pixels (height, width), frames per second, hertz
 GRID = (9, 10, 7)
-COLUMNS = 1 << 15  # of the film that are convolved at a time
+COLUMNS = 1 << 15  # film columns that are convolved at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Sizes of a synthetic recording. signal: the share of a voxel's variance that the film explains: a perfect model
-    reaches a correlation of about its square root."""
+    """Sizes of a synthetic recording.
+
+    signal: share of a voxel's variance that the film explains; a perfect model's correlation is about its square root.
+    """
 
     volumes: int = 240
     subjects: int = 2
@@ -36,7 +40,7 @@ class Plan:
 
 
 def latents(plan: Plan) -> np.ndarray:
-    """float32 [volume, feature] in 0..1: slow random walks that stay within bounds."""
+    """Return the features as slow random walks within bounds, float32 [volume, feature] in 0..1."""
     rng = np.random.Generator(np.random.Philox(plan.seed))
     state, out = rng.normal(size=len(FEATURES)), []
     for _ in range(plan.volumes):
@@ -46,13 +50,13 @@ def latents(plan: Plan) -> np.ndarray:
 
 
 def brain() -> np.ndarray:
-    """bool [x, y, z]: an ellipsoid within the grid."""
+    """Return an ellipsoid within the grid, bool [x, y, z]."""
     axes = np.meshgrid(*(np.linspace(-1, 1, size) for size in GRID), indexing="ij")
     return sum(axis**2 for axis in axes) <= 1
 
 
 def bold(plan: Plan, voxels: int) -> Iterator[np.ndarray]:
-    """Per subject float32 [volume, voxel], zero mean and unit variance: the response to the latents, and noise."""
+    """Yield each subject's response to the latents plus noise: float32 [volume, voxel], zero mean and unit variance."""
     kernel = canonical_hrf(plan.tr)
     driven = causal(latents(plan).astype(np.float64), kernel / kernel.sum())
     driven = (driven - driven.mean(0)) / driven.std(0)
@@ -67,7 +71,7 @@ def bold(plan: Plan, voxels: int) -> Iterator[np.ndarray]:
 
 
 def frame(levels: np.ndarray, time: float, size=FILM_SIZE) -> np.ndarray:
-    """uint8 [height, width, 3]: a strip per feature, as bright as its level, over a moving texture."""
+    """Draw a film frame, uint8 [height, width, 3]: a strip per feature, as bright as its level, plus moving texture."""
     height, width = size
     strips = np.minimum(np.arange(width) * len(levels) // width, len(levels) - 1)
     light = np.repeat(levels[strips][None], height, 0)
@@ -77,7 +81,7 @@ def frame(levels: np.ndarray, time: float, size=FILM_SIZE) -> np.ndarray:
 
 
 def sentence(levels: np.ndarray) -> str:
-    """ "strong light; dim fire; ..." """
+    """Return the levels as a text like "strong-light; dim-fire; ..."."""
     degrees = np.minimum((levels * len(LEVELS)).astype(int), len(LEVELS) - 1)
     return "; ".join(f"{LEVELS[degree]}-{name}" for degree, name in zip(degrees, FEATURES, strict=True))
 
@@ -92,11 +96,12 @@ def in_memory(name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
 def arrays(
     plan: Plan, model, per_frame: bool, create: Create = in_memory
 ) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """Stimuli as the pipeline would give them (response applied), and voxels per subject: no files needed.
+    """Return stimuli as the pipeline would (response applied), and voxels per subject, without any files.
 
-    model: the options of either generation, whose sizes the arrays take; per_frame: a window of frames, else one.
-    create: makes the arrays that are filled, named video, audio, text, bold_1, bold_2, ...; at most one subject's and
-    a few of the film's columns are held in memory besides.
+    model: options of either generation, which give the arrays' sizes. per_frame: True for a window of frames per
+    volume.
+    create: creates the arrays to fill, named video, audio, text, bold_1, bold_2, ...; besides these, at most one
+    subject and a few of the film's columns are held in memory.
     """
     levels, rng = latents(plan), np.random.Generator(np.random.Philox(plan.seed + 2))
     columns = model.audio_columns if per_frame else model.audio_mels
@@ -123,7 +128,7 @@ def arrays(
 
 
 def windows(levels: np.ndarray, size: tuple[int, int], frames: int) -> np.ndarray:
-    """uint8 [volume, frames * height * width * 3]: the film of every volume, flattened."""
+    """Return the film of every volume, flattened: uint8 [volume, frames * height * width * 3]."""
     out = np.empty((len(levels), frames, *size, 3), np.uint8)
     for volume, row in enumerate(levels):
         for moment in range(frames):
@@ -132,7 +137,7 @@ def windows(levels: np.ndarray, size: tuple[int, int], frames: int) -> np.ndarra
 
 
 def write_raw(folder: pathlib.Path, plan: Plan) -> None:
-    """The files that a real recording has: film with sound, annotations, one NIfTI per subject."""
+    """Write the files that a real recording has: film with sound, annotations, one NIfTI per subject."""
     folder.mkdir(parents=True, exist_ok=True)
     levels = latents(plan)
     _write_annotations(folder / ANNOTATIONS_NAME, levels, plan)
@@ -153,7 +158,7 @@ def _write_film(path: pathlib.Path, levels: np.ndarray, plan: Plan) -> None:
             file.setparams((1, 2, SOUND_RATE, len(samples), "NONE", ""))
             file.writeframes(samples.tobytes())
         height, width = FILM_SIZE
-        with replacing(path) as aside:  # a film that was cut short is not taken for one
+        with replacing(path) as aside:  # an interrupted write leaves no partial film
             command = [ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
             command += ["-s", f"{width}x{height}", "-r", str(FILM_RATE), "-i", "-", "-i", str(sound)]
             command += ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-c:a", "aac", "-f", "mp4", str(aside)]

@@ -1,4 +1,4 @@
-"""Scene annotations -> text embedding of every volume."""
+"""Text features of every volume: embeddings of scene annotations."""
 
 import math
 import pathlib
@@ -15,9 +15,9 @@ TEXT_COLUMNS = ("Scene Details - A Level", "Name - All", "Location")
 
 
 def annotations(path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Start and end in seconds (float64 [scene]) and text of every scene that has one, from annotations.xlsx.
+    """Return start and end in seconds (float64 [scene]) and the text of every scene with text, from annotations.xlsx.
 
-    Raises UserError where a time column is missing.
+    Raises UserError if a time column is missing.
     """
     pandas = require("pandas", "to read the annotations")
     require("openpyxl", "to read the annotations")
@@ -37,10 +37,10 @@ def annotations(path) -> tuple[np.ndarray, np.ndarray, list[str]]:
 def concatenated(
     embeddings: np.ndarray, start, end, volumes: int, tr: float, at_most: int = 3, gap: str = "forward_fill"
 ) -> np.ndarray:
-    """float32 [volume, at_most * width]: the embeddings of the scenes that touch each volume, side by side.
+    """Return the embeddings of the scenes that touch each volume, side by side: float32 [volume, at_most * width].
 
-    embeddings: [scene, width]; start, end: seconds [scene]. Scenes come in row order, the first `at_most`; places left
-    over are 0. gap: see `fill_gaps`.
+    embeddings: [scene, width]; start, end: seconds [scene]. The first `at_most` scenes are used, in row order; unused
+    places are 0. gap: see `fill_gaps`.
     """
     width = embeddings.shape[1]
     out, filled = np.zeros((volumes, at_most * width), np.float32), np.zeros(volumes, bool)
@@ -56,7 +56,7 @@ def concatenated(
 def averaged(
     embeddings: np.ndarray, start, end, volumes: int, tr: float, how: str = "mean", gap: str = "forward_fill"
 ) -> np.ndarray:
-    """float32 [volume, width]: one embedding for the scenes of each volume. how: mean, first, last or max.
+    """Return one embedding for the scenes of each volume, float32 [volume, width]. how: mean, first, last or max.
 
     A scene belongs to the volumes from floor(start / tr) to ceil(end / tr) - 1.
     """
@@ -73,8 +73,11 @@ def averaged(
 
 
 def fill_gaps(features: np.ndarray, filled: np.ndarray, gap: str) -> np.ndarray:
-    """Rows that no scene fills. forward_fill: the last filled row, 0 before the first. zero. interpolate: a straight
-    line between the filled neighbours, the nearest one outside."""
+    """Fill the rows that no scene fills.
+
+    gap: `forward_fill` (the last filled row, 0 before the first), `zero`, or `interpolate` (linear between the filled
+    neighbours, the nearest one outside).
+    """
     if gap == "zero" or filled.all() or not filled.any():
         return features
     known, out = np.flatnonzero(filled), features.copy()
@@ -92,9 +95,10 @@ def fill_gaps(features: np.ndarray, filled: np.ndarray, gap: str) -> np.ndarray:
 
 
 def embed(texts: list[str], encoder: str, width: int) -> np.ndarray:
-    """Unit-length float32 [text, width]. encoder: a sentence-transformers model, or `hashing`, words in hashed buckets.
+    """Return unit-length embeddings float32 [text, width].
 
-    Raises UserError where there is no such model, or its embeddings are not `width` wide.
+    encoder: a sentence-transformers model, or `hashing` for words in hashed buckets. Raises UserError if there is no
+    such model, or its embeddings are not `width` wide.
     """
     if encoder == "hashing":
         return hashed(texts, width)
@@ -112,7 +116,7 @@ def embed(texts: list[str], encoder: str, width: int) -> np.ndarray:
 
 
 def hashed(texts: list[str], width: int) -> np.ndarray:
-    """Bag of words, each word in a bucket and with a sign of its hash, rows of unit length."""
+    """Return bags of words with rows of unit length; the hash of a word gives its bucket and its sign."""
     out = np.zeros((len(texts), width), np.float32)
     for row, text in enumerate(texts):
         for word in text.lower().split():

@@ -1,4 +1,4 @@
-"""Film -> frames of every volume."""
+"""Video features: the film frames of every volume."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -10,31 +10,31 @@ from jaxtrain.systems.fmri_autoencoder.extras import require
 
 
 def frames_per_volume(fps: float, tr: float, skip: int) -> int:
-    """Frames of one window: 38 at 25 fps and 1.5 s (37.5 rounds to even), 19 of them at skip 2."""
+    """Return the frames per window: 38 at 25 fps and 1.5 s (37.5 rounds to even), 19 of them at skip 2."""
     return math.ceil(int(np.round(fps * tr)) / skip)
 
 
 def volumes_of(total_frames: int, fps: float, tr: float) -> int:
-    """Whole volumes that a film covers."""
+    """Return the number of whole volumes that a film covers."""
     return math.floor(total_frames / fps / tr)
 
 
 def window(volume: int, fps: float, tr: float, skip: int) -> np.ndarray:
-    """Frame numbers of a volume's window, which ends with the volume; negative ones lie before the film."""
+    """Return frame numbers of a volume's window, which ends with the volume; negative ones precede the film."""
     stop = int((volume + 1) * tr * fps)
     return np.arange(stop - int(np.round(fps * tr)), stop, skip)
 
 
 def span(volume: int, fps: float, tr: float) -> np.ndarray:
-    """Frame numbers between a volume's start and end."""
+    """Return the frame numbers between a volume's start and end."""
     return np.arange(int(volume * tr * fps), int((volume + 1) * tr * fps))
 
 
 def resize(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Mean over the area of each target pixel: uint8 [H, W, C] -> uint8 [height, width, C].
+    """Resize by the mean over the area of each target pixel: uint8 [H, W, C] -> uint8 [height, width, C].
 
-    Source: OpenCV's INTER_AREA, with its rounding (half up where both sides halve, else half to even). Raises UserError
-    where the target is larger than the frame.
+    Source: OpenCV's INTER_AREA, with its rounding (half up if both sides halve, else half to even). Raises UserError if
+    the target is larger than the frame.
     """
     rows, columns = frame.shape[:2]
     if (rows, columns) == (height, width):
@@ -53,7 +53,7 @@ def resize(frame: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _coverage(size: int, target: int) -> np.ndarray:
-    """float32 [target, size]: how much of each target pixel every source pixel covers."""
+    """Return how much of each target pixel every source pixel covers: float32 [target, size]."""
     edges = np.arange(target + 1) * (size / target)
     low, high = edges[:-1, None], edges[1:, None]
     pixel = np.arange(size)[None]
@@ -71,9 +71,10 @@ def window_features(
     volumes: int | None = None,
     out=None,
 ) -> np.ndarray:
-    """uint8 [volume, frames, height, width, 3] from RGB frames in order; frames outside the film are black.
+    """Return the windows of all volumes, uint8 [volume, frames, height, width, 3], from RGB frames in order.
 
-    size: (height, width). volumes: use the first n. out: where to write, for arrays on disk.
+    Frames outside the film are black. size: (height, width). volumes: use only the first n. out: array to write into,
+    for arrays on disk.
     """
     count = min(volumes_of(total, fps, tr), volumes or total)
     places: dict[int, list[tuple[int, int]]] = {}
@@ -93,7 +94,7 @@ def window_features(
 def mean_features(
     frames: Iterable[np.ndarray], total: int, fps: float, tr: float, size, volumes: int | None = None
 ) -> np.ndarray:
-    """float32 [volume, height, width, 3] in 0..1: the mean frame of every volume."""
+    """Return the mean frame of every volume, float32 [volume, height, width, 3] in 0..1."""
     count = min(volumes_of(total, fps, tr), volumes or total)
     sums, counts = np.zeros((count, *size, 3)), np.zeros(count)
     owner = {int(number): volume for volume in range(count) for number in span(volume, fps, tr)}
@@ -105,7 +106,7 @@ def mean_features(
 
 
 def film(path) -> tuple[Iterator[np.ndarray], int, float]:
-    """(RGB frames uint8 [height, width, 3] in order, how many, frames per second) of a film file."""
+    """Return (RGB frames uint8 [height, width, 3] in order, how many, frames per second) of a film file."""
     ffmpeg = require("imageio_ffmpeg", "to read the film")
     total, _ = ffmpeg.count_frames_and_secs(str(path))
     reader = ffmpeg.read_frames(str(path), pix_fmt="rgb24")

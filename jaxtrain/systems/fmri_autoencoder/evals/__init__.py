@@ -1,1 +1,1 @@
-"""Evaluations of a trained model: what `jaxtrain.evaluate` writes beside the metrics."""
+"""Evaluations of a trained model that `jaxtrain.evaluate` writes in addition to the metrics."""

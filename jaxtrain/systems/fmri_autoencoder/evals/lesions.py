@@ -1,8 +1,8 @@
-"""Simulate lesions: silence or scale units of the bottleneck, or voxels, and decode again.
+"""Simulation of lesions: silence or scale bottleneck units or voxels, and decode again.
 
-A lesion of the bottleneck changes the film, sound and text that are rebuilt and the voxels that are predicted. A lesion
-of voxels asks which bottleneck the damaged brain would have had: the ridge solution that explains the changed voxels by
-the model's own last layers, from where everything is decoded.
+A lesion of the bottleneck changes the reconstructed film, sound and text and the predicted voxels. A lesion of voxels
+asks which bottleneck the damaged brain would have had: the ridge solution that explains the changed voxels through the
+model's own last layers. Everything is decoded from that bottleneck.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from jaxtrain.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Lesion:
-    """Multiply the chosen places by `factor` (0 silences them). at: `bottleneck` units or `voxels`."""
+    """Lesion that multiplies the chosen places by `factor` (0 silences them). at: `bottleneck` units or `voxels`."""
 
     at: str
     places: Sequence[int]
     factor: float = 0.0
 
     def apply(self, values):
-        """values: [batch, width]. Raises UserError for a place outside."""
+        """Return values [batch, width] with the lesion. Raises UserError for a place outside the width."""
         width = values.shape[1]
         wrong = [place for place in self.places if not -width <= place < width]
         if wrong:
@@ -33,16 +33,16 @@ class Lesion:
 
 
 def decode(model, bottleneck) -> dict[str, jax.Array]:
-    """video, audio, text and voxels [batch, ...] of a bottleneck, in evaluation mode."""
+    """Return video, audio, text and voxels [batch, ...] of a bottleneck, in evaluation mode."""
     video, audio, text = model.decode_only(bottleneck)
     return {"video": video, "audio": audio, "text": text, "fmri": model.encoder.bottleneck_to_voxels(bottleneck)}
 
 
 def simulate(model, batch, lesion: Lesion, ridge: float = 1.0, steps: int = 20) -> dict[str, dict[str, jax.Array]]:
-    """`intact` and `lesioned`, each the bottleneck and what is decoded from it.
+    """Return `intact` and `lesioned`, each with the bottleneck and what is decoded from it.
 
-    batch: `video`, `audio`, `text` as the model takes them. ridge, steps: for a lesion of voxels, how strongly the
-    bottleneck is held near the intact one and how many Gauss-Newton steps fit it to the changed voxels.
+    batch: `video`, `audio`, `text` as the model takes them. For a lesion of voxels: ridge is how strongly the
+    bottleneck is held near the intact one, steps how many Gauss-Newton steps fit it to the changed voxels.
     """
     bottleneck, voxels = model.encode_only(batch["video"], batch["audio"], batch["text"], return_voxels=True)
     if lesion.at == "bottleneck":
@@ -55,8 +55,11 @@ def simulate(model, batch, lesion: Lesion, ridge: float = 1.0, steps: int = 20) 
 
 
 def explain(model, bottleneck, voxels, ridge: float = 1.0, steps: int = 20):
-    """The bottleneck near the given one whose predicted voxels come closest to `voxels`: minimises, per sample,
-    |predict(b) - voxels|^2 + ridge |b - b0|^2 by conjugate-gradient Gauss-Newton steps, keeping the best."""
+    """Return the bottleneck near the given one whose predicted voxels come closest to `voxels`.
+
+    Minimises, per sample, |predict(b) - voxels|^2 + ridge |b - b0|^2 by conjugate-gradient Gauss-Newton steps, and
+    keeps the best.
+    """
     predict = model.encoder.bottleneck_to_voxels
 
     def one(start, target):
@@ -81,6 +84,6 @@ def explain(model, bottleneck, voxels, ridge: float = 1.0, steps: int = 20):
 
 
 def effects(intact: dict, lesioned: dict) -> dict[str, np.ndarray]:
-    """How far each modality moved, per sample: root mean square difference, float32 [batch]."""
+    """Return how far each modality moved, per sample: root mean square difference, float32 [batch]."""
     moved = lambda a, b: np.sqrt(np.square(np.asarray(a) - np.asarray(b)).reshape(len(a), -1).mean(1))
     return {name: moved(intact[name], lesioned[name]) for name in ("video", "audio", "text", "fmri")}

@@ -1,4 +1,4 @@
-"""Pictures of an evaluated model: correlation of every voxel as NIfTI and as slices, film against reconstruction."""
+"""Report of an evaluated model: every voxel's correlation as NIfTI and as slices, film against reconstruction."""
 
 import json
 import pathlib
@@ -16,10 +16,11 @@ BATCH, FRAMES, SLICES = 16, 8, 6
 
 
 def report(model, source, config, folder) -> list[pathlib.Path]:
-    """Writes into `folder`: voxel_correlation_<subject>.nii.gz, voxel_correlation.nii.gz (mean over subjects) and
-    glass_brain.png where the recording has a grid, voxel_correlation.png, frames.png, voxels.json (baselines beside);
-    with config.lesion what `report_lesion` writes. Gives the files.
+    """Write the report into `folder` and return its files.
 
+    voxel_correlation_s<subject>.nii.gz, voxel_correlation.nii.gz (mean over subjects) and glass_brain.png if the
+    recording has a grid; voxel_correlation.png, frames.png, voxels.json (with baselines); with config.lesion also the
+    files of `report_lesion`.
     The correlation is Pearson's over the split's volumes, per voxel and subject; predicting the mean scores 0.
     """
     folder = pathlib.Path(folder)
@@ -39,8 +40,11 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
 
 
 def report_lesion(model, source, config, folder) -> list[pathlib.Path]:
-    """Writes what the lesion of config.lesion does to the first volumes of a split: lesion.json (how far film, sound,
-    text and voxels move), lesion_frames.png, and lesion_voxels.nii.gz (mean change of every predicted voxel)."""
+    """Write the effects of config.lesion on the first volumes of a split; return the files.
+
+    lesion.json (how far film, sound, text and voxels move), lesion_frames.png, and lesion_voxels.nii.gz (mean change of
+    every predicted voxel) if the recording has a grid.
+    """
     options = config.lesion
     grid, affine = source.geometry
     batch = _batch(source, range(min(options.samples, len(source))))
@@ -64,7 +68,7 @@ def report_lesion(model, source, config, folder) -> list[pathlib.Path]:
 
 
 def _places(region: str, grid: np.ndarray) -> list[int]:
-    """Voxels, in the order of the mask `grid`, that a NIfTI image marks. Raises UserError where it marks none."""
+    """Return the voxels, in the order of the mask `grid`, that a NIfTI image marks. Raises UserError for none."""
     marked = np.asarray(require("nibabel", "to read a region").load(region).dataobj)
     if marked.shape != grid.shape:
         raise UserError(f"lesion.region: {region} is {marked.shape}, the recording's grid is {grid.shape}; resample it")
@@ -84,7 +88,10 @@ def _batch(source, indices) -> dict[str, np.ndarray]:
 
 
 def _evaluate(model, source, config):
-    """Correlation [voxel] by subject; and the first frames of film and reconstruction, each [n, height, width, 3]."""
+    """Return correlations [voxel] by subject, and the first frames of film and reconstruction.
+
+    The frames are [n, height, width, 3] each.
+    """
     run = jax.jit(lambda video, audio, text: model(video, audio, text))
     sums: dict[int, dict] = {}
     strip = None
@@ -154,7 +161,7 @@ def _draw_slices(path, volume) -> pathlib.Path:
 
 
 def _draw_glass_brain(path, image) -> pathlib.Path:
-    """Projections of a map through an outline of the brain; the map is taken to be in MNI space."""
+    """Draw projections of a map through an outline of the brain; the map is assumed to be in MNI space."""
     require("matplotlib", "to draw reports").use("Agg")
     require("nilearn.plotting", "to draw glass brains").plot_glass_brain(
         str(image),
@@ -171,7 +178,7 @@ def _draw_glass_brain(path, image) -> pathlib.Path:
 
 
 def _draw_strip(path, strips: dict) -> pathlib.Path:
-    """strips: pictures [n, height, width, 3] by the name of their row."""
+    """Draw one row of pictures per entry. strips: pictures [n, height, width, 3] by the name of their row."""
     figure, axes = _figure(len(strips), len(next(iter(strips.values()))))
     for row, (name, pictures) in enumerate(strips.items()):
         for axis, picture in zip(axes[row], pictures, strict=True):

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtrain import nn
 from jaxtrain.nn import initializers
 
-AUDIO_CODEBOOKS = 8  # rows of an EnCodec window, whatever the codec gives
+AUDIO_CODEBOOKS = 8  # rows of an EnCodec window, however many the codec returns
 LARGEST_CODE = 1023
 
 

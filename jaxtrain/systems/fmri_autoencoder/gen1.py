@@ -49,7 +49,8 @@ class ConvEncoder(nnx.Module):
 
 
 class Gen1Encoder(nnx.Module):
-    """(video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and voxels."""
+    """Encoder: (video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and
+    voxels."""
 
     def __init__(self, options: Gen1Options, *, rngs: nnx.Rngs):
         o, width, channel = options, Widths(options.widths), Widths(options.channel_widths)
@@ -100,7 +101,7 @@ class Gen1Encoder(nnx.Module):
 
 
 class Gen1Decoder(Decoder):
-    """bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
+    """Decoder: bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
 
     trunk_layers = (7, 8, 9)
 

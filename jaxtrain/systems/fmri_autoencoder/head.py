@@ -63,7 +63,7 @@ def _move_again(norm: nn.BatchNorm, old_mean, old_var, old_count) -> None:
 
 
 class HeadEncoder(nnx.Module):
-    """(video, audio, text), each [batch, columns] -> bottleneck (normalised, signed) and voxels."""
+    """Encoder: (video, audio, text), each [batch, columns] -> bottleneck (normalised, signed) and voxels."""
 
     def __init__(self, options: HeadOptions, statistics_twice: bool = False, *, rngs: nnx.Rngs):
         o, width, groups = options, Widths(options.widths), options.batch_norm_groups
@@ -138,7 +138,7 @@ class HeadDecoder(Decoder):
     def __init__(self, options: HeadOptions, *, rngs: nnx.Rngs):
         o, width, rate = options, Widths(options.widths), options.decoder_dropout
         make = lambda i, j: block(width(i), width(j), rate, rngs=rngs, linear=HeLinear, groups=o.batch_norm_groups)
-        self.layer8 = Stack(*make(o.bottleneck_dim, 8000))  # the original has 2048 here, whatever the bottleneck is
+        self.layer8 = Stack(*make(o.bottleneck_dim, 8000))  # the original has 2048 here for any bottleneck_dim
         self.layer9 = Stack(*make(8000, 4096))
         self.layer10 = Stack(*make(4096, 2048))
         self.layer11 = Stack(*make(2048, 1536))

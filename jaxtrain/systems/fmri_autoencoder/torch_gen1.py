@@ -84,7 +84,7 @@ class AudioEncoder(Conv):
 
 
 class SherlockEncoder(Encoder):
-    """(video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and voxels.
+    """Encoder: (video [batch, 3, H, W], audio [batch, mels], text [batch, text_dim]) -> bottleneck (>= 0) and voxels.
 
     more: `encoder_dropout`, `widths`, `channel_widths` of Gen1Options.
     """
@@ -128,7 +128,7 @@ class SherlockEncoder(Encoder):
 
 
 class SherlockDecoder(Decoder):
-    """bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
+    """Decoder: bottleneck -> video [batch, H*W*3] in 0..1, audio [batch, mels], text [batch, text_dim]."""
 
     trunk_layers = (7, 8, 9)
 
@@ -160,7 +160,7 @@ class SherlockDecoder(Decoder):
         start_decoder(self)
 
 
-MultimodalDecoder = SherlockDecoder  # the original's name for it in both generations
+MultimodalDecoder = SherlockDecoder  # the original uses this name in both generations
 
 
 class SherlockAutoencoder(Autoencoder):

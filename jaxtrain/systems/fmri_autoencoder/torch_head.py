@@ -86,7 +86,7 @@ class AudioEncoder(Dense):
 
 
 class MultimodalEncoder(Encoder):
-    """(video, audio, text), each [batch, columns] -> bottleneck (normalised, signed) and voxels.
+    """Encoder: (video, audio, text), each [batch, columns] -> bottleneck (normalised, signed) and voxels.
 
     more: `encoder_dropout` and `widths` of HeadOptions.
     """

@@ -69,7 +69,7 @@ class LayerScale(nn.Module):
 
 
 def drop_path(x, rate, training):
-    """Zero the branch of whole samples, scale the others by 1 / (1 - rate)."""
+    """Zero the branch for random whole samples and scale it for the others by 1 / (1 - rate)."""
     if rate == 0 or not training:
         return x
     keep = torch.rand(len(x), *[1] * (x.ndim - 1), device=x.device) >= rate

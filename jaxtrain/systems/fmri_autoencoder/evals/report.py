@@ -111,7 +111,7 @@ def _frames(video, recon, config):
     height, width = config.model.video_height, config.model.video_width
     recon = np.asarray(recon)[:FRAMES]
     video = np.asarray(video)[:FRAMES]
-    if video.ndim == 4:  # the first generation decodes channels first, as it is fed
+    if video.ndim == 4:  # the first generation's input and output are channels first
         picture = lambda x: x.reshape(-1, 3, height, width).transpose(0, 2, 3, 1)
     else:
         picture = lambda x: x[:, : height * width * 3].reshape(-1, height, width, 3)

@@ -127,7 +127,7 @@ class SherlockDataset(ScanSource, Dataset):
         """Return the width of each modality, flattened."""
         return self.metadata["feature_dims"]
 
-    # --- what the original offers besides ----------------------------------------------------------------------
+    # --- further members of the original ----------------------------------------------------------------------
 
     video_features = _split_features("video", "The film [subject, volume of the split, column].")
     audio_features = _split_features("audio", "The sound [subject, volume of the split, column].")

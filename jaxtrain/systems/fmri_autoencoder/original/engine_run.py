@@ -120,7 +120,7 @@ def train(trainer: Any) -> None:
         update["evaluation"] = update["evaluation"].model_copy(update={"every_epochs": None, "every_steps": None})
         per_call = math.gcd(settings.train.steps_per_call, len(trainer.train_loader))  # no call goes past an epoch
         update["train"] = settings.train.model_copy(update={"steps_per_call": per_call})
-    update["init_from"] = None  # the trainer has read it
+    update["init_from"] = None  # the trainer has already loaded it
     update["run"] = settings.run.model_copy(update={"dir": _folder(config.resume_from, settings.run.folder)})
     if "run" not in config.overrides:
         update["run"] = update["run"].model_copy(update={"quiet": True})  # the trainer prints the original's lines

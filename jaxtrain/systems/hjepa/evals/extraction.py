@@ -14,7 +14,7 @@ from jaxtrain.systems.hjepa.data import build_data
 from jaxtrain.systems.hjepa.pretraining import build_model, collate
 
 BATCH = 128
-PIXELS = 32  # per side of the raw-pixel baseline, at most
+PIXELS = 32  # largest side of images in the raw-pixel baseline
 
 
 def initial(config):

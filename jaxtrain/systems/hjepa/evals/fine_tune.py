@@ -17,7 +17,7 @@ from jaxtrain.systems.hjepa.evals.linear_probe import cross_entropy
 
 
 class Classifier(nnx.Module):
-    """Images [batch, channel, S, S] -> logits [batch, class]: a Linear on the mean of the encoder's patch tokens."""
+    """Classifier: images [batch, channel, S, S] -> logits [batch, class], by a Linear on the mean patch token."""
 
     def __init__(self, encoder: nnx.Module, width: int, classes: int, *, rngs: nnx.Rngs):
         self.encoder = encoder

@@ -32,7 +32,7 @@ def initialize(module: nn.Module) -> None:
 
 
 class _Encoder(Encoder):
-    """A vision transformer under `vit`: images [batch, channel, S, S] -> tokens [batch, 1 + patch, width]."""
+    """Vision transformer under `vit`: images [batch, channel, S, S] -> tokens [batch, 1 + patch, width]."""
 
     def __init__(
         self,

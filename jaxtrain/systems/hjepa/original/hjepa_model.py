@@ -230,7 +230,7 @@ def create_model(config: Mapping[str, Any]) -> HJEPA:
     from jaxtrain.systems.hjepa.original.datasets import checked
 
     model, training, data = (config.get(name) or {} for name in ("model", "training", "data"))
-    given = {name: value for name, value in model.items() if name != "ema"}  # read below: no steps are known yet
+    given = {name: value for name, value in model.items() if name != "ema"}  # read below: no step count is known here
     read = {name: training[name] for name in ("drop_path_rate", "use_gradient_checkpointing") if name in training}
     image = {"image_size": data["image_size"]} if "image_size" in data else {}
     settings = checked({"model": given, "training": read, "data": image})

@@ -29,7 +29,7 @@ from torch_bridge.optimizers import own_step
 UNREAD = 100  # last steps whose metrics stay on the device, so that nothing waits for them
 ATTEMPTS = 10  # attempts to place a block, as many as the engine's masks make
 OPTIMIZERS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}
-PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # all that the engine supports
+PLAIN = {"amsgrad": False, "maximize": False, "nesterov": False, "dampening": 0}  # the engine supports only these
 
 
 def obstacles(trainer: Any) -> Iterator[str]:
@@ -257,7 +257,7 @@ def run(trainer: Any) -> dict[str, Any]:
     trainer.engine_folder = _engine_folder(trainer)
     trainer.begun = True
     checked = settings(trainer)
-    task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # the loaders' data only
+    task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # use only the loaders' data
     datasets = [_engines_data(loader) for loader in (trainer.train_loader, trainer.val_loader)]
     engine = Trainer(None, *datasets, checked, task=task, callbacks=[Follow(trainer)])
     engine.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})

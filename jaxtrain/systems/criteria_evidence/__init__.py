@@ -1,4 +1,5 @@
-"""PSY agents: is a symptom present in a text, and which sentence says so? Four tasks on BERT-family encoders."""
+"""Four tasks of the PSY agents project on BERT-family encoders: classify whether a text shows a symptom (criteria),
+and find the sentence that supports it (evidence), separately or together (share, joint)."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The family `architectures`: a choice of pooling, deeper heads, text and criterion read as a pair."""
+"""Model family `architectures`: selectable pooling, deeper heads, and (text, criterion) pairs as input."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu", "geglu": "gelu"} 
 
 
 def hidden_widths(width: int, layers: int, hidden: int | Sequence[int] | None, activation: str) -> list[int]:
-    """Return the widths of the layers - 1 hidden layers behind `width` columns; of one layer none, whatever is given.
+    """Return the widths of the layers - 1 hidden layers after an input of `width`; [] if layers is 1.
 
-    hidden: one width for all, a list of layers - 1, or None for `width`.
-    Raises UserError for layers < 1, a list of another length, an unknown activation.
+    hidden: one width for all, a list of layers - 1 widths, or None for `width`; ignored if layers is 1.
+    Raises UserError for layers < 1, a list of another length, or an unknown activation.
     """
     if layers < 1:
         raise UserError("layers must be >= 1")
@@ -34,7 +34,7 @@ def hidden_widths(width: int, layers: int, hidden: int | Sequence[int] | None, a
 
 
 def hidden_stack(in_features: int, layers: int, hidden, activation: str, dropout: float, rngs) -> tuple:
-    """[Linear, activation, dropout] x (layers - 1), arguments as in hidden_widths, and the width after it."""
+    """Return (Linear, activation, dropout) x (layers - 1) and its output width; arguments as in hidden_widths."""
     widths = hidden_widths(in_features, layers, hidden, activation)
     parts = []
     for before, width in zip([in_features, *widths], widths, strict=False):
@@ -44,7 +44,7 @@ def hidden_stack(in_features: int, layers: int, hidden, activation: str, dropout
 
 
 class ClassificationHead(nnx.Module):
-    """[Linear, activation, dropout] x (layers - 1) in `ffn`, dropout, `out`."""
+    """Classifier: `ffn` of (Linear, activation, dropout) x (layers - 1), then dropout, then the Linear `out`."""
 
     def __init__(
         self, in_features, num_labels, layers=1, hidden=None, activation="gelu", dropout=0.1, *, rngs: nnx.Rngs
@@ -58,7 +58,7 @@ class ClassificationHead(nnx.Module):
 
 
 class SpanPredictionHead(nnx.Module):
-    """The same stack in `layers`, then `out_proj` to start and end logits [batch, token]."""
+    """Span head: the hidden stack `layers`, then dropout and `out_proj` to start and end logits [batch, token]."""
 
     def __init__(self, in_features, layers=1, hidden=None, activation="gelu", dropout=0.1, *, rngs: nnx.Rngs):
         self.layers, width = hidden_stack(in_features, layers, hidden, activation, dropout, rngs)
@@ -79,7 +79,7 @@ def pooling_of(head: dict, task: dict) -> str:
 
 
 def classifier_of(head: dict, num_labels: int, dropout: float, layer_num: int, hidden_dims) -> dict:
-    """Options of ClassificationHead: head_cfg, then the constructor's widths, then its number of layers."""
+    """Return ClassificationHead's options. `head` (head_cfg) wins over hidden_dims, and hidden_dims over layer_num."""
     given_depth = None if hidden_dims is None else len(hidden_dims) + 1
     return {
         "num_labels": num_labels,
@@ -100,7 +100,7 @@ def span_of(head: dict, layers: int, dropout: float) -> dict:
 
 
 def nested(head_cfg) -> tuple[dict, dict, dict]:
-    """The criteria, evidence and shared parts of a head_cfg; a flat one is both criteria's and evidence's."""
+    """Return the criteria, evidence and shared parts of a head_cfg; a flat head_cfg is used for all three."""
     head = dict(head_cfg or {})
     if {"criteria", "evidence", "shared"} & set(head):
         return dict(head.get("criteria") or {}), dict(head.get("evidence") or {}), dict(head.get("shared") or {})
@@ -108,7 +108,7 @@ def nested(head_cfg) -> tuple[dict, dict, dict]:
 
 
 def span_depth(head: dict) -> int:
-    """Layers of an evidence head that does not say: one more than its widths, 2 for a single width, else 1."""
+    """Return an evidence head's `layers`; by default 2 for a single width, one more than a list of widths, else 1."""
     hidden = head.get("hidden")
     if head.get("layers") is not None:
         return head["layers"]
@@ -190,8 +190,10 @@ class Share(nnx.Module):
 
 
 class Joint(nnx.Module):
-    """Two encoders; dropout(align(criteria vector)) is added to every token of the post. With a span head of one layer
-    that changes nothing (see project_models.Joint); deeper heads use it."""
+    """Model with two encoders; dropout(align(criteria vector)) is added to every token of the post.
+
+    With a one-layer span head the addition changes no prediction (see project_models.Joint); deeper heads use it.
+    """
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ class Joint(nnx.Module):
         evidence_token_type_ids=None,
         rngs=None,
     ) -> dict:
-        """The unprefixed tensors stand in for whichever side has none of its own."""
+        """Return the logits by name. A missing criteria_* or evidence_* tensor falls back to the unprefixed one."""
         both = (input_ids, attention_mask, token_type_ids)
         criteria = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         evidence = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)

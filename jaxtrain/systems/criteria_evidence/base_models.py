@@ -1,4 +1,4 @@
-"""The family `base` (`psy_agents_noaug.models`): a transformer encoder with a small classifier, LoRA on request."""
+"""Model family `base` (`psy_agents_noaug.models`): a transformer encoder with a small classifier, optional LoRA."""
 
 from flax import nnx
 
@@ -11,7 +11,8 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import masked_mean
 
 
 class TransformerEncoder(nnx.Module):
-    """One vector per text [batch, width]: the first token ("cls", never through the pooler) or the masked mean."""
+    """Encoder that returns one vector per text [batch, width]: the first token's hidden state ("cls", without the
+    pooler) or the masked mean ("mean"). Raises UserError for another pooling_strategy."""
 
     def __init__(self, encoder: Encoder, pooling_strategy: str = "cls", lora=None, *, rngs):
         if pooling_strategy not in ("cls", "mean"):
@@ -20,7 +21,7 @@ class TransformerEncoder(nnx.Module):
         self.pooling_strategy = pooling_strategy
 
     def __call__(self, input_ids, attention_mask=None, token_type_ids=None, rngs=None):
-        """token_type_ids are not read: the original never passes them."""
+        """Return the pooled vectors. token_type_ids are ignored because the original never passes them."""
         hidden = self.encoder(input_ids, attention_mask, None, rngs).hidden
         if self.pooling_strategy == "cls":
             return hidden[:, 0]
@@ -29,7 +30,10 @@ class TransformerEncoder(nnx.Module):
 
 
 class Head(nnx.Module):
-    """[Dropout, Linear], or [Linear, ReLU, Dropout, Linear] with a hidden_dim; keys classifier.1 or .0 and .3."""
+    """Classifier: (Dropout, Linear), or (Linear, ReLU, Dropout, Linear) with a hidden_dim.
+
+    State-dict keys are classifier.1, or classifier.0 and classifier.3 with a hidden_dim.
+    """
 
     def __init__(self, in_features: int, num_classes: int, dropout: float, hidden_dim: int | None, *, rngs: nnx.Rngs):
         if hidden_dim:
@@ -44,7 +48,7 @@ class Head(nnx.Module):
 
 
 class Classifier(nnx.Module):
-    """CriteriaModel and EvidenceModel alike: in this family evidence is a yes or no, too."""
+    """The original's CriteriaModel and EvidenceModel, which are identical: here evidence is a classification too."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-R: absolute positions, masked keys, a pooled first token."""
+"""BERT, RoBERTa and XLM-R encoders: absolute positions, masked keys, and a pooler on the first token."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,7 +19,7 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import (
 
 
 class Embeddings(nnx.Module):
-    """Word + type + position, LayerNorm, dropout. RoBERTa counts positions over the ids that are no padding."""
+    """Word + type + position embeddings, LayerNorm, dropout. RoBERTa counts positions over non-padding tokens only."""
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         table = lambda rows, pad=None: nn.Embedding(rows, config.hidden_size, pad, rngs=rngs)
@@ -41,7 +41,7 @@ class Embeddings(nnx.Module):
         return dropout(self.LayerNorm(x), rates.hidden, rngs)
 
     def positions(self, input_ids):
-        """int [batch or 1, token]."""
+        """Return the position ids, int [batch or 1, token]."""
         if not self.from_ids:
             return jnp.arange(input_ids.shape[1])[None]
         real = (input_ids != self.pad).astype(jnp.int32)
@@ -91,8 +91,11 @@ class Pooler(nnx.Module):
 
 
 class BertEncoder(nnx.Module):
-    """input_ids int [batch, token]; attention_mask [batch, token], 0 hides that key from every query (None: all are
-    visible); token_type_ids int [batch, token], None for zeros -> Encoding."""
+    """BERT-family encoder that returns an Encoding.
+
+    input_ids: int [batch, token]. attention_mask: [batch, token], 0 hides that key from every query; None shows all.
+    token_type_ids: int [batch, token], None for zeros.
+    """
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs=rngs)
@@ -107,7 +110,7 @@ class BertEncoder(nnx.Module):
         if attention_mask is None:
             hidden = self.encoder(hidden, None, rates, rngs)
         else:
-            # No token's place matters to the layers, so the visible ones go first: their number says what a mask would.
+            # The layers do not depend on token order. With the visible tokens first, a length per row replaces a mask.
             mask = attention_mask != 0
             order, back = visible_first(mask)
             hidden = self.encoder(permuted(hidden, order, back), mask.sum(1, dtype=jnp.int32), rates, rngs)
@@ -116,7 +119,8 @@ class BertEncoder(nnx.Module):
 
 
 def visible_first(mask):
-    """bool [batch, token] -> int [batch, token] twice: the tokens in order, visible ones first, and the way back."""
+    """Return two int [batch, token] permutations for a bool [batch, token] mask: one that puts the visible tokens
+    first (keeping their order), and its inverse."""
     hidden_from = mask.sum(1, keepdims=True)
     back = jnp.where(mask, jnp.cumsum(mask, axis=1) - 1, hidden_from + jnp.cumsum(~mask, axis=1) - 1)
     places = jnp.broadcast_to(jnp.arange(mask.shape[1]), mask.shape)

@@ -1,4 +1,4 @@
-"""Reading the annotation files, and the text of a criterion for every row."""
+"""Read the annotation CSV files and look up each row's criterion text."""
 
 import csv
 import json
@@ -11,9 +11,9 @@ Row = dict[str, str]
 
 
 def read_rows(path: str | pathlib.Path, required: Sequence[str]) -> list[Row]:
-    """All rows of a CSV file (RFC 4180, UTF-8, line breaks inside quotes allowed) that has the required columns.
+    """Return all rows of a CSV file (RFC 4180, UTF-8, line breaks inside quotes allowed).
 
-    Raises UserError for a missing file, one without header or rows, or without a required column.
+    Raises UserError if the file is missing, has no header or no rows, or lacks a required column.
     """
     path = pathlib.Path(path)
     if not path.is_file():
@@ -33,7 +33,7 @@ def read_rows(path: str | pathlib.Path, required: Sequence[str]) -> list[Row]:
 
 
 def labels_of(rows: Sequence[Row], column: str, source: str | pathlib.Path = "rows") -> list[int]:
-    """The label column as integers. Raises UserError naming the first row where it is none."""
+    """Return the label column as integers. Raises UserError that names the first row without an integer."""
     labels = []
     for number, row in enumerate(rows):
         try:
@@ -44,7 +44,10 @@ def labels_of(rows: Sequence[Row], column: str, source: str | pathlib.Path = "ro
 
 
 def read_criteria(path: str | pathlib.Path) -> dict[str, str]:
-    """Criterion texts by id, from a JSON list of {"id", "text"}; see `criterion_map`."""
+    """Read criterion texts by id from a JSON list of {"id", "text"}; see `criterion_map`.
+
+    Raises UserError if the file is missing or holds something else.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file; wanted a JSON list of {{id, text}}")
@@ -55,7 +58,7 @@ def read_criteria(path: str | pathlib.Path) -> dict[str, str]:
 
 
 def criterion_map(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Texts that are not empty, under the id as it is, in capitals and in small letters."""
+    """Return the non-empty texts, each under its id as written, in upper case and in lower case."""
     found: dict[str, str] = {}
     for entry in entries:
         name, text = str(entry["id"]), (entry.get("text") or "").strip()
@@ -68,11 +71,11 @@ IDENTIFIERS = ("criterion_id", "DSM5_symptom")
 
 
 def criterion_text(row: Row, texts: Mapping[str, str], column: str | None = None) -> str:
-    """The criterion that a row is about, in words.
+    """Return the text of a row's criterion.
 
-    A `criterion_text` column wins; else the first of `column`, criterion_id, DSM5_symptom that is filled is looked up
-    as it is, in capitals, in small letters and capitalised; what is not found is the identifier itself with blanks for
-    `_` and `-`.
+    A `criterion_text` column wins. Otherwise the first non-empty one of `column`, criterion_id and DSM5_symptom is
+    looked up in `texts`: as written, in upper, lower and title case. If it is not found, the identifier itself is
+    returned with blanks for `_` and `-`.
     """
     own = (row.get("criterion_text") or "").strip()
     if own:

@@ -1,4 +1,4 @@
-"""The splits of a run: rows, tokens, padding, length buckets."""
+"""Build the data sources of a run's splits: read rows, tokenize, pad, and group by length."""
 
 import functools
 import logging
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 def build_data(architecture: str, config: Any, split: str):
-    """The source of a split, or None where it is empty."""
+    """Return the data source of a split, or None if the split is empty."""
     corpus = load(architecture, config)
     rows = corpus.rows_of(split)
     return source_of(corpus, rows, config) if len(rows) else None
 
 
 def example(architecture: str, config: Any):
-    """Make up posts and pad them to the training texts' greatest length."""
+    """Return a source of synthetic posts padded to the config's maximum lengths; it reads no files."""
     made_up = {"path": None, "tokenizer": None, "criteria_file": None, "padding": "fixed", "cache_dir": None}
     data = config.data.model_copy(update=made_up)
     model = config.model.model_copy(update={"pretrained": None})
@@ -32,9 +32,10 @@ def example(architecture: str, config: Any):
 
 
 class Corpus:
-    """All rows of a run's file as tokens, their splits and what padding needs.
+    """Tokenized rows of a run's file, with the splits, the tokenizer and the row weights.
 
-    splits: name -> rows, without those whose answer was dropped. row_weights: float32 [row] of the loss.
+    splits: name -> row indices, without dropped rows (answer not found). row_weights: float32 [row] for the loss, or
+    None.
     """
 
     def __init__(self, examples: Examples, tokenizer: Any, rows: list, split_rows: dict, config: Any, with_types: bool):
@@ -50,13 +51,13 @@ class Corpus:
         self.row_weights = row_weights(examples.labels, self.splits["train"], config.loss)
 
     def rows_of(self, split: str) -> np.ndarray:
-        """The rows of a split, or of the whole file for "all"; none for an unknown one."""
+        """Return the row indices of a split, or of all splits for "all"; an empty array for an unknown name."""
         if split == "all":
             return np.sort(np.concatenate(list(self.splits.values())))
         return self.splits.get(split, np.array([], int))
 
     def columns(self, rows: Sequence[int], widths: dict[str, int]) -> dict[str, np.ndarray]:
-        """The tensors of these rows, padded to a width per side."""
+        """Return the tensors of these rows; `widths` is the padded width per side."""
         found: dict[str, np.ndarray] = {}
         for side, encoded in self.examples.texts.items():
             tensors = padded(encoded, rows, widths[side], self.tokenizer.pad_id)
@@ -73,13 +74,16 @@ class Corpus:
 
 
 def load(architecture: str, config: Any) -> Corpus:
-    """The corpus that a config describes, read and tokenized once per process."""
+    """Return the config's corpus. It is cached, so the same config is read and tokenized once per process."""
     key = "\n".join(section.model_dump_json() for section in (config.data, config.model, config.loss))
     return _load(architecture, key, config.compat, _Opaque(config))
 
 
 class _Opaque:
-    """Carries the config past the cache's key, which is its text."""
+    """Wrapper that passes the config through lru_cache without being part of the key (all wrappers are equal).
+
+    The key is the config's JSON text instead.
+    """
 
     def __init__(self, config: Any):
         self.config = config
@@ -120,14 +124,20 @@ def _load(architecture: str, key: str, compat: str, box: _Opaque) -> Corpus:
 
 
 def _presence(architecture: str, config: Any) -> Literal["post", "leak"] | None:
-    """Family base asks of evidence whether it is there, where the others ask which words it is."""
+    """Return the `presence` mode of make_examples.
+
+    For family base, evidence is a classification (present or not); for the others it is a span, so None.
+    """
     if architecture != "evidence" or config.model.family != "base":
         return None
     return "leak" if config.compat == "original" else "post"
 
 
 def tokenizer_of(config: Any) -> tokenization.Tokenizer:
-    """Raises UserError where neither data.tokenizer nor model.pretrained is set for a file of one's own."""
+    """Return the tokenizer of data.tokenizer or model.pretrained, or the synthetic one for synthetic data.
+
+    Raises UserError if neither is set and data.path names a file.
+    """
     source = config.data.tokenizer or config.model.pretrained
     if source is not None:
         return tokenization.load(source)
@@ -137,13 +147,13 @@ def tokenizer_of(config: Any) -> tokenization.Tokenizer:
 
 
 def tokenizer_files(config: Any) -> dict[str, str]:
-    """The tokenizer's files of a Hugging Face folder, by name."""
+    """Return the tokenizer's files of a Hugging Face folder, by file name."""
     return hf_folder.tokenizer_files(config, tokenizer_of(config))
 
 
 def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, config: Any) -> None:
-    """Raises UserError for texts wider than the encoder's positions, an id that its table does not have, or a padding
-    id that it takes for a word."""
+    """Raise UserError if texts are longer than the encoder's positions, a token id is outside its vocabulary, or the
+    tokenizer and the encoder have different padding ids."""
     model, widths = config.model, side_widths(examples, config.data)
     for side, encoded in examples.texts.items():
         encoder = model.evidence_encoder if side == "evidence_" else model.encoder
@@ -169,7 +179,10 @@ def check_sizes(examples: Examples, tokenizer: tokenization.Tokenizer, config: A
 
 
 def report_problems(examples: Examples, data: Any, architecture: str) -> None:
-    """Says which rows have no findable answer. Raises UserError under on_missing_answer: error."""
+    """Log a warning that lists the rows whose answer was not found.
+
+    Raises UserError with `on_missing_answer: error`, and for `keep` with the architecture evidence.
+    """
     if not examples.problems:
         return
     reasons: dict[str, list[int]] = {}
@@ -192,7 +205,11 @@ def _shorten(rows: Sequence[int]) -> str:
 
 
 def split_rows(rows: list, config: Any) -> dict[str, list[int]]:
-    """Rows of every split; `compat: original` splits rows with the run's seed, as the original's scripts do."""
+    """Return the row indices of every split.
+
+    By default rows are grouped by post; with `compat: original` they are split individually with the run's seed, as
+    the original's scripts do. Raises UserError if the column data.post_column is missing.
+    """
     data, original = config.data, config.compat == "original"
     kind = data.split or ("rows" if original else "posts")
     if kind == "rows":
@@ -203,7 +220,10 @@ def split_rows(rows: list, config: Any) -> dict[str, list[int]]:
 
 
 def row_weights(labels: np.ndarray | None, train: np.ndarray, loss: Any) -> np.ndarray | None:
-    """Class weights by row, scaled so that their mean over the training rows is 1; None where all count alike."""
+    """Return each row's class weight, scaled to a mean of 1 over the training rows; None without class weights.
+
+    Raises UserError if loss.class_weights has fewer entries than there are classes.
+    """
     if labels is None or loss.class_weights == "none":
         return None
     classes = int(labels.max()) + 1
@@ -223,28 +243,28 @@ def row_weights(labels: np.ndarray | None, train: np.ndarray, loss: Any) -> np.n
 
 
 def source_of(corpus: Corpus, rows: np.ndarray, config: Any) -> "ArraySource | TextSource":
-    """Fixed padding: columns that may live on the device. Buckets: rows padded batch by batch."""
+    """Return a source of `rows`: an ArraySource for fixed padding, else a TextSource that pads each batch."""
     if config.data.padding == "fixed":
         return ArraySource(corpus.columns(rows, side_widths(corpus.examples, config.data)), batched=True)
     return TextSource(corpus, rows, config.data.num_buckets)
 
 
 def side_widths(examples: Examples, data: Any) -> dict[str, int]:
-    """The full width of every side: posts have their own."""
+    """Return the maximum width of every side: evidence_max_length for posts, max_length for other texts."""
     return {side: data.evidence_max_length if side in examples.posts else data.max_length for side in examples.texts}
 
 
 def bucket_widths(lengths: np.ndarray, count: int) -> list[int]:
-    """Up to `count` widths, multiples of 8, the last one for the longest text, the others at equal shares of texts."""
+    """Return up to `count` bucket widths, rounded up to multiples of 8: quantiles of the text lengths at equal shares,
+    the last one for the longest text."""
     shares = np.quantile(lengths, np.arange(1, count + 1) / count, method="higher")
     return sorted({int(-(-width // 8) * 8) for width in shares})
 
 
 class TextSource(BucketedSource):
-    """Rows of a corpus; a batch is padded to the smallest bucket that holds its longest text.
+    """Source of a corpus' rows; each batch is padded to the smallest bucket that holds its longest text.
 
-    Where a row has two texts (joint) the i-th buckets of both go together, so that there are `batch_shapes` shapes in
-    all.
+    If a row has two texts (joint), both use the bucket of the same index, so there are only `batch_shapes` shapes.
     """
 
     def __init__(self, corpus: Corpus, rows: np.ndarray, count: int):

@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3: attention by content and by bucketed distance, no pooler. Source: He et al. 2021."""
+"""DeBERTa-v2 and v3 encoders: attention by content and by bucketed distance, no pooler. Source: He et al. 2021."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,10 @@ from jaxtrain.systems.criteria_evidence.transformer_parts import (
 
 
 def relative_rows(tokens: int, config: Encoder) -> np.ndarray:
-    """int [query, key]: row of the relative table for every pair; near distances have their own, far ones share."""
+    """Return int [query, key]: the row of the relative-position table for every pair.
+
+    With position_buckets, near distances have a row each and far distances share logarithmic buckets.
+    """
     distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
     if config.position_buckets > 0:
         middle = config.position_buckets // 2
@@ -35,7 +38,7 @@ def relative_rows(tokens: int, config: Encoder) -> np.ndarray:
 
 
 class Embeddings(nnx.Module):
-    """Word (+ position) (+ type), LayerNorm, times the mask, dropout."""
+    """Word embeddings (+ position) (+ type), optional projection, LayerNorm, multiplied by the mask, dropout."""
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         width = config.embedding_size or config.hidden_size
@@ -60,7 +63,8 @@ class Embeddings(nnx.Module):
 
 
 class DisentangledAttention(nnx.Module):
-    """softmax over keys of (q k + q pk[row] + k pq[row]) / sqrt(width (1 + number of position terms))."""
+    """Attention with weights softmax((q k + q pk[row] + k pq[row]) / sqrt(head width * (1 + number of position terms)))
+    over the keys; pk and pq are the projected relative-position table."""
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         width = config.hidden_size
@@ -107,7 +111,7 @@ class Attention(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """Beside the first layer of DeBERTa-v2-xlarge: a convolution over the embeddings, added to the layer's output."""
+    """Convolution over the embeddings, added to the output of the first layer (used by DeBERTa-v2-xlarge)."""
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         width, kernel = config.hidden_size, config.conv_kernel_size
@@ -150,7 +154,8 @@ class Layers(nnx.Module):
 
 
 class DebertaEncoder(nnx.Module):
-    """Arguments as of BertEncoder; a padded query attends to all tokens alike, there is no pooled output."""
+    """DeBERTa encoder with the arguments of BertEncoder; a padded query attends to all tokens equally, and `pooled` is
+    None."""
 
     def __init__(self, config: Encoder, *, rngs: nnx.Rngs):
         self.embeddings = Embeddings(config, rngs=rngs)

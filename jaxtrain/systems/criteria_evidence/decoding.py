@@ -1,4 +1,4 @@
-"""From logits to answers for a user: classes with probabilities, spans as text."""
+"""Turn logits into answers: classes with probabilities, and spans as text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]  # padded tensor
 
 
 def span_text(context: str, offsets: np.ndarray, start: int, end: int) -> tuple[int, int, str]:
-    """Characters [from, to) and text of the tokens start..end; an end before the start is moved there.
+    """Return the characters [from, to) and the text of tokens start..end; an end before the start becomes the start.
 
-    Special tokens and padding are at (0, 0), so a span that ends on one is empty.
+    Special tokens and padding have the offsets (0, 0), so a span that ends on one is empty.
     """
     end = max(start, end)
     place = lambda token: offsets[token] if token < len(offsets) else (0, 0)
@@ -24,7 +24,7 @@ def span_text(context: str, offsets: np.ndarray, start: int, end: int) -> tuple[
 
 
 def class_fields(logits) -> list[dict[str, Any]]:
-    """prediction, confidence, probabilities of every row."""
+    """Return prediction, confidence and probabilities of every row."""
     found = softmax(logits)
     best = found.argmax(axis=-1)
     return [
@@ -49,10 +49,10 @@ def predict(
     max_length: int = 256,
     evidence_max_length: int = 512,
 ) -> list[dict[str, Any]]:
-    """Return the fields of the original's predict() for that architecture.
+    """Return one dict per text with the fields of the original's predict() for that architecture.
 
-    texts: strings; for joint mappings with "sentence" and "context". Starts and ends are the first maxima on their own
-    over the padded length. An answer is "" where it is empty.
+    texts: strings; for joint, mappings with "sentence" and "context". Start and end are independent argmaxes over the
+    padded length. The text of an empty span is "".
     """
     if not len(texts):
         return []
@@ -83,7 +83,7 @@ def _joint(model: Model, tokenizer: Tokenizer, texts, max_length: int, evidence_
         batch |= {f"{prefix}{name}": column for name, column in columns.items()}
     found = model(batch)
     spans = span_fields(contexts, second, found["start_logits"], found["end_logits"])
-    spans = [span if span[2] else (0, 0, "") for span in spans]  # as the original's joint engine, and only that
+    spans = [span if span[2] else (0, 0, "") for span in spans]  # only the original's joint engine does this
     both = zip(sentences, contexts, class_fields(found["logits"]), spans, strict=True)
     return [{"sentence": s, "context": c, **_joined(field, span)} for s, c, field, span in both]
 

@@ -1,4 +1,4 @@
-"""Sizes and options of an encoder, under Hugging Face's names, so that a `config.json` reads as it is."""
+"""Sizes and options of an encoder under Hugging Face's names, so that a `config.json` can be read unchanged."""
 
 from typing import Any, Literal
 
@@ -68,7 +68,7 @@ class Encoder(Section):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text that it takes."""
+        """Return the maximum number of tokens of a text."""
         if self.kind == "roberta":
             return self.max_position_embeddings - self.pad_token_id - 1
         if self.kind == "deberta" and not self.position_biased_input:
@@ -77,12 +77,12 @@ class Encoder(Section):
 
     @property
     def relative_span(self) -> int:
-        """DeBERTa: rows of the relative table per direction."""
+        """Return the number of rows per direction of DeBERTa's relative-position table."""
         return self.position_buckets if self.position_buckets > 0 else self.relative_limit
 
     @property
     def relative_limit(self) -> int:
-        """DeBERTa: the distance from which on all are the same."""
+        """Return the distance from which on DeBERTa treats all distances alike."""
         return self.max_relative_positions if self.max_relative_positions > 0 else self.max_position_embeddings
 
 
@@ -112,21 +112,21 @@ PRESETS |= {f"FacebookAI/{name}": value for name, value in list(PRESETS.items())
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` over the defaults of their kind."""
+    """Return the defaults of the encoder's kind, updated with `values`."""
     return {**DEFAULTS.get(values.get("kind", "bert"), {}), **values}
 
 
 def from_hf(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings of `Encoder` from the mapping in a config.json.
+    """Return the settings of `Encoder` from the mapping in a config.json.
 
-    Raises ValueError for a model_type that is none of bert, roberta, xlm-roberta, camembert, deberta-v2.
+    Raises ValueError if model_type is none of bert, roberta, xlm-roberta, camembert, deberta-v2.
     """
     model_type = config.get("model_type")
     if model_type not in KINDS:
         raise ValueError(f"model_type {model_type!r} is unknown here; known are {', '.join(KINDS)}")
     kind = KINDS[model_type]
     known = {name: config[name] for name in Encoder.model_fields if config.get(name) is not None}
-    if kind == "deberta":  # absent keys mean what transformers takes them for, not what v3 has
+    if kind == "deberta":  # absent keys take transformers' defaults, not the values of v3
         absent = {"relative_attention": False, "position_buckets": -1, "pos_att_type": (), "share_att_key": False}
         absent |= {"norm_rel_ebd": "none", "position_biased_input": True}
         known = {**absent, **known}
@@ -134,7 +134,7 @@ def from_hf(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_hf(config: Encoder) -> dict[str, Any]:
-    """The mapping of a config.json that transformers builds the same encoder from."""
+    """Return the content of a config.json from which transformers builds the same encoder."""
     values = config.model_dump(mode="json")
     kind = values.pop("kind")
     defaults = {"bert": ("bert", "BertModel"), "roberta": ("roberta", "RobertaModel")}

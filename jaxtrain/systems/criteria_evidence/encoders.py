@@ -1,4 +1,4 @@
-"""One function that builds the encoder a config describes."""
+"""Build encoders from their configs, and list the encoder parameters that get no gradient."""
 
 from flax import nnx
 
@@ -8,14 +8,17 @@ from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 
 
 def build_encoder(config: Encoder, *, rngs: nnx.Rngs) -> BertEncoder | DebertaEncoder:
-    """A freshly drawn encoder."""
+    """Return a randomly initialised encoder of the config's kind."""
     kind = DebertaEncoder if config.kind == "deberta" else BertEncoder
     return kind(config, rngs=rngs)
 
 
 def unread_by(config: Encoder, prefix: str, pooled_is_read: bool) -> tuple[str, ...]:
-    """Key prefixes of parameters that no output depends on. torch gives them no gradient, so its optimizers pass over
-    them, weight decay too; they are kept out of the optimizer here for the same reason."""
+    """Return the key prefixes of parameters that no output depends on.
+
+    In torch their gradient is None, so its optimizers skip them, weight decay included. They are excluded from the
+    optimizer here to match.
+    """
     unread = []
     if config.has_pooler and not pooled_is_read:
         unread.append(f"{prefix}.pooler.")

@@ -1,4 +1,4 @@
-"""Rows of the annotation files -> tokens, labels and answer positions, before padding."""
+"""Turn rows of the annotation files into tokens, labels and answer positions, before padding."""
 
 import dataclasses
 import pathlib
@@ -12,14 +12,14 @@ from jaxtrain.systems.criteria_evidence.tokenization import Encoded, Tokenizer
 
 
 class AnswerNotFound(ValueError):
-    """An answer that is not in its context, or that the tokenizer cut away."""
+    """Raised if an answer is not in its context, or was truncated by the tokenizer."""
 
 
 def find_answer_span(context: str, answer: str) -> tuple[int, int]:
-    """[start, end) of the stripped answer in the context: exact, else in lower case.
+    """Return the characters [start, end) of the stripped answer in the context: an exact match, else in lower case.
 
-    The lower-case place counts characters of the lower-cased context, as in the original: a letter whose lower case is
-    longer ("İ") shifts it. Raises AnswerNotFound.
+    As in the original, a lower-case match counts characters of the lower-cased context, so a letter whose lower case
+    is longer ("İ") shifts it. Raises AnswerNotFound.
     """
     answer = answer.strip()
     start = context.find(answer)
@@ -33,11 +33,12 @@ def find_answer_span(context: str, answer: str) -> tuple[int, int]:
 def token_span_from_char(
     offsets: Sequence[tuple[int, int]], start: int, end: int, sequence_ids: Sequence[int | None] | None = None
 ) -> tuple[int, int]:
-    """First and last token of the characters [start, end).
+    """Return the first and last token of the characters [start, end).
 
     offsets: characters [from, to) of every token; (0, 0) marks special tokens and padding. sequence_ids: 0 for tokens
-    of the context, anything else is passed over; None takes all. The first token is the one that holds `start`, the
-    last the first one that holds `end`. Raises AnswerNotFound where one is missing: cut away, or starting on a blank.
+    of the context, others are skipped; None takes all tokens. The first token contains the character `start`, the last
+    one is the first token that reaches `end`. Raises AnswerNotFound if either is missing: it was truncated, or the
+    span starts on a blank.
     """
     first = last = None
     for i, (begin, stop) in enumerate(offsets):
@@ -63,7 +64,7 @@ SIDES = {
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names of the CSV columns."""
+    """Column names of the CSV file."""
 
     sentence: str = "sentence_text"
     status: str = "status"
@@ -74,12 +75,12 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """All rows of a file for one architecture.
+    """Tokenized rows of a file for one architecture.
 
-    texts: by side ("" where there is one text, "criteria_" and "evidence_" for joint) the tokens of every row. labels:
-    int32 [row] or None. spans: int32 [row, 2], first and last token of the answer, -1 where it was not found, or None.
-    problems: row -> why its answer was not found. contexts, answers: the texts, for reports. posts: the sides that hold
-    whole posts, which have a width of their own.
+    texts: the tokens of every row, by side ("" for a single text, "criteria_" and "evidence_" for joint). labels: int32
+    [row] or None. spans: int32 [row, 2] or None, first and last token of the answer, -1 if it was not found. problems:
+    row -> why its answer was not found. contexts, answers: the texts, for reports. criteria: the criterion text of
+    every row. posts: the sides that hold whole posts; their padded width is evidence_max_length.
     """
 
     texts: Mapping[str, Encoded]
@@ -105,12 +106,12 @@ def make_examples(
     cache: pathlib.Path | None = None,
     presence: Literal["post", "leak"] | None = None,
 ) -> Examples:
-    """Tokens of what the architecture reads: criteria the sentence, evidence and share the post, joint both.
+    """Tokenize what an architecture reads: the sentence for criteria, the post for evidence and share, both for joint.
 
-    pair: read (text, criterion text) together, as family `architectures` does. The answer is then looked for in the
-    text alone. Statuses do not filter: absent symptoms have answers, too. presence: evidence as a yes or no, the status
-    in place of a span: of the post, or as the original has it ("leak"), where a row that is present shows its evidence
-    alone.
+    pair: tokenize (text, criterion text) pairs, as family `architectures` does; the answer is searched in the text
+    only. Rows are not filtered by status: absent symptoms have answers too. presence: for evidence as a classification,
+    use the status as label instead of a span. "post" reads the post; "leak" does what the original does: rows with a
+    nonzero status read their evidence sentence only.
     """
     sides = SIDES[architecture]
     posts = frozenset({"evidence_" if len(sides) > 1 else ""} if "evidence" in sides else ())
@@ -142,7 +143,10 @@ def make_examples(
 def locate_answers(
     contexts: Sequence[str], answers: Sequence[str], encoded: Encoded, pair: bool
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """First and last token of every answer, (-1, -1) with the reason where there is none."""
+    """Return int32 [row, 2], first and last token of every answer, and the reasons by row for answers not found.
+
+    Rows without an answer hold (-1, -1).
+    """
     spans, problems = np.full((len(contexts), 2), -1, np.int32), {}
     for i, (context, answer) in enumerate(zip(contexts, answers, strict=True)):
         row = encoded.row(i)
@@ -156,7 +160,7 @@ def locate_answers(
 
 
 def padded(encoded: Encoded, rows: Sequence[int], width: int, pad_id: int) -> dict[str, np.ndarray]:
-    """input_ids, token_type_ids and attention_mask int32 [row, width], padding at the end."""
+    """Return input_ids, token_type_ids and attention_mask, int32 [row, width], padded at the end."""
     shape = (len(rows), width)
     ids, types, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for i, row in enumerate(rows):

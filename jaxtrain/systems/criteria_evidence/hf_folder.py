@@ -1,4 +1,4 @@
-"""Hugging Face folders: encoder sizes and weights in, a fine-tuned model out."""
+"""Read encoder sizes and weights from Hugging Face folders, and write a fine-tuned model to one."""
 
 import json
 import pathlib
@@ -22,12 +22,15 @@ BASE_PREFIXES = ("bert.", "roberta.", "deberta.")
 
 
 def locate(name: str) -> pathlib.Path:
-    """The folder of a local path or of a hub id. Raises UserError where neither is there."""
+    """Return the folder of a local path or hub id. Raises UserError if there is neither."""
     return hub.folder_of(name, "model.pretrained", hub.WITH_PICKLES)
 
 
 def read_sizes(name: str) -> dict[str, Any]:
-    """Settings of `Encoder` from the config.json of a folder or hub model. Raises UserError where it has none."""
+    """Return the settings of `Encoder` from the config.json of a folder or hub model.
+
+    Raises UserError if the file is missing, not JSON, or describes an unknown model.
+    """
     path = locate(name) / "config.json"
     if not path.is_file():
         raise UserError(f"model.pretrained: {path}: no such file; wanted a Hugging Face folder")
@@ -38,10 +41,10 @@ def read_sizes(name: str) -> dict[str, Any]:
 
 
 def encoder_weights(name: str, sizes: Encoder) -> dict[str, Any]:
-    """The encoder's state dict in a folder or hub model, arrays still in their files.
+    """Return the encoder's state dict from a folder or hub model; arrays are not read from their files yet.
 
-    Prefixes of a model with a head (`bert.`), old names (`gamma`, `beta`) and the heads themselves are seen to. A
-    missing pooler stays as drawn. Raises UserError for anything else that is missing or of another shape.
+    Prefixes of a model with a head (`bert.`) are removed, old names (`gamma`, `beta`) are renamed, and head parameters
+    are left out. A missing pooler keeps its random weights. Raises UserError for any other missing key or wrong shape.
     """
     from torch_bridge import files
 
@@ -57,7 +60,7 @@ def encoder_weights(name: str, sizes: Encoder) -> dict[str, Any]:
 
 
 def rename(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of a bare encoder, whatever head it was saved with."""
+    """Return the state dict under the keys of a bare encoder, without the model prefix and with current names."""
     found = {}
     for key, value in state.items():
         for prefix in BASE_PREFIXES:
@@ -68,7 +71,7 @@ def rename(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def initial_weights(config: Any) -> dict[str, Any] | None:
-    """Return a fresh run's initial weights: the pretrained encoders under the model's own keys; None without any."""
+    """Return the pretrained encoder weights under the model's own keys, or None without a pretrained encoder."""
     model, found = config.model, {}
     sources = {"evidence_encoder": "evidence_pretrained", "encoder": "pretrained"}
     joint = hasattr(model, "evidence_encoder")
@@ -83,7 +86,7 @@ def initial_weights(config: Any) -> dict[str, Any] | None:
 
 
 def own_key(key: str, prefix: str, model: Any, sizes: Encoder) -> str:
-    """The model's key of an encoder's parameter, under its family's and adapters' prefixes."""
+    """Return the model's key of an encoder parameter, with the prefixes of the model family and of LoRA adapters."""
     parts = key.split(".")
     if model.lora.enabled:
         if len(parts) > 1 and parts[-2] in model.lora.target_names(sizes):
@@ -98,11 +101,11 @@ def own_key(key: str, prefix: str, model: Any, sizes: Encoder) -> str:
 
 
 def export(architecture: str, config: Any, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and weights of a model that transformers' AutoModel reads; adapters are merged.
+    """Return the config.json and the weights of a model that transformers' AutoModel reads; adapters are merged.
 
     A plain head of family project becomes transformers' own (BertForSequenceClassification,
-    RobertaForQuestionAnswering, ...), so that AutoModelFor... gives the same logits, too; other heads keep their keys
-    beside the encoder's. Raises UserError for joint, which has two encoders.
+    RobertaForQuestionAnswering, ...), so AutoModelFor... returns the same logits too. Other heads keep their keys next
+    to the encoder's. Raises UserError for joint, which has two encoders.
     """
     model = config.model
     if architecture == "joint":
@@ -127,7 +130,10 @@ def export(architecture: str, config: Any, state: Mapping[str, Any]) -> tuple[di
 
 
 def transformers_head(architecture: str, model: Any, heads: Mapping[str, Any], encoder: dict) -> tuple | None:
-    """Class name and head tensors where transformers has exactly this head; removes from `encoder` what moves there."""
+    """Return the class name and head tensors if transformers has exactly this head, else None.
+
+    Removes from `encoder` the pooler keys that move into the head or that its class does not have.
+    """
     kind = model.encoder.kind
     if model.family != "project" or kind == "deberta" or architecture == "share":
         return None
@@ -156,7 +162,7 @@ def label_names(count: int) -> list[str]:
 
 
 def save(architecture: str, config: Any, state: Mapping[str, Any], folder: str | pathlib.Path, tokenizer=None):
-    """Write the folder: config.json, model.safetensors and, where given, tokenizer.json with its settings."""
+    """Write config.json, model.safetensors and, if a tokenizer is given, its files; return the folder."""
     from torch_bridge import files
 
     described, tensors = export(architecture, config, state)
@@ -167,7 +173,7 @@ def save(architecture: str, config: Any, state: Mapping[str, Any], folder: str |
 
 
 def tokenizer_files(config: Any, tokenizer: Any) -> dict[str, str]:
-    """Return the files that AutoTokenizer.from_pretrained reads beside a model, by file name."""
+    """Return the text files that AutoTokenizer.from_pretrained reads, by file name."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": tokenizer.pad_token}
     settings["model_max_length"] = min(config.model.encoder.longest, 512)
     return {"tokenizer.json": tokenizer.json, "tokenizer_config.json": json.dumps(settings, indent=1)}

@@ -1,4 +1,4 @@
-"""Low-rank adapters on an encoder's projections, under peft's keys. Source: Hu et al. 2021."""
+"""Low-rank adapters (LoRA) on an encoder's projections, under peft's keys. Source: Hu et al. 2021."""
 
 import functools
 
@@ -26,7 +26,7 @@ class Lora(Section):
 
 
 class PeftEncoder(nnx.Module):
-    """An encoder under the two prefixes that peft gives it: base_model.model."""
+    """Wrapper that puts an encoder under peft's two key prefixes, base_model.model."""
 
     def __init__(self, encoder: nnx.Module):
         self.base_model = Holder(encoder)
@@ -41,9 +41,9 @@ class Holder(nnx.Module):
 
 
 def add_lora(encoder: nnx.Module, config: Lora | None, sizes: Encoder, *, rngs: nnx.Rngs) -> nnx.Module:
-    """The encoder with adapters on its targets; the encoder itself without a config, or one that is not enabled.
+    """Return the encoder with adapters on its target layers; the encoder itself if LoRA is not configured or enabled.
 
-    Raises UserError where no layer has a target's name.
+    Raises UserError if no layer has a target's name.
     """
     if config is None or not config.enabled:
         return encoder
@@ -65,7 +65,10 @@ def is_adapter(key: str) -> bool:
 
 
 def merge(state: dict, scale: float) -> dict:
-    """A state dict without adapters that does the same, computed as it is read: peft's `merge_and_unload`."""
+    """Return a state dict with the adapters merged into the weights, like peft's `merge_and_unload`.
+
+    Merged weights are lazy: each is computed when it is read.
+    """
     merged = {}
     for key, value in state.items():
         if is_adapter(key):

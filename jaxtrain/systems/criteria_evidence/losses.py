@@ -1,4 +1,4 @@
-"""Losses of the four tasks. All in nats, in float32, means over the valid rows."""
+"""Losses of the four tasks: in nats, in float32, averaged over the valid rows."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from jaxtrain.task import Loss
 
 
 def row_cross_entropy(logits, labels, smoothing: float = 0.0, gamma: float = 0.0, visible=None):
-    """Per-row loss [batch]. logits: [batch, class]; labels: int [batch], any value where the row does not count.
+    """Return the loss of each row, [batch]. logits: [batch, class]; labels: int [batch], any value in invalid rows.
 
-    smoothing: share of the target spread over all classes (torch's label_smoothing). gamma: focal exponent, each row
-    times (1 - p)^gamma (Lin et al. 2017); 0 is plain cross-entropy. visible: bool [batch, class], False leaves a class
-    out of the softmax.
+    smoothing: share of the target spread over all classes (torch's label_smoothing). gamma: focal exponent, each row is
+    multiplied by (1 - p)^gamma (Lin et al. 2017); 0 is plain cross-entropy. visible: bool [batch, class], False
+    excludes a class from the softmax.
     """
     if visible is not None:
         logits = jnp.where(visible, logits, jnp.finfo(jnp.float32).min)
@@ -30,37 +30,42 @@ def row_cross_entropy(logits, labels, smoothing: float = 0.0, gamma: float = 0.0
 
 
 def mean_over(rows, valid):
-    """Mean of rows [batch] over the valid ones, 0 where there is none; invalid rows may hold anything."""
+    """Return the mean of the valid rows [batch], 0 if there are none; invalid rows may hold anything."""
     count = jnp.maximum(valid.astype(jnp.float32).sum(), 1.0)
     return jnp.where(valid, rows, 0.0).sum() / count
 
 
 def classification_loss(logits, labels, valid, row_weight=None, smoothing: float = 0.0, gamma: float = 0.0):
-    """Mean over the valid rows; row_weight [batch] multiplies each row (class weights whose mean over the training
-    rows is 1, so that micro-batches add up to the batch exactly)."""
+    """Return the mean loss over the valid rows; row_weight [batch] multiplies each row's loss.
+
+    The weights are class weights with mean 1 over the training rows. The divisor is the number of rows, not the sum of
+    weights, so micro-batches add up to the batch exactly.
+    """
     rows = row_cross_entropy(logits, labels, smoothing, gamma)
     return mean_over(rows if row_weight is None else rows * row_weight, valid)
 
 
 def position_loss(logits, positions, valid, visible=None, smoothing: float = 0.0):
-    """Cross-entropy over the tokens. logits: [batch, token]; positions: int [batch], negative where a row has no
-    answer (it adds nothing). visible: bool [batch, token] limits the softmax to these tokens; None takes all of them,
-    padding too, as the original does."""
+    """Return the mean cross-entropy over the tokens. logits: [batch, token].
+
+    positions: int [batch], negative if a row has no answer (its loss is 0). visible: bool [batch, token] limits the
+    softmax to these tokens; None uses all, padding included, as the original does.
+    """
     rows = row_cross_entropy(logits, positions, smoothing, 0.0, visible)
     return mean_over(jnp.where(positions >= 0, rows, 0.0), valid)
 
 
 def span_loss(outputs, batch, visible=None, smoothing: float = 0.0):
-    """(start + end) / 2, and both alone. Source: Devlin et al. 2019, sec. 4.2."""
+    """Return (start + end) / 2, the start loss and the end loss. Source: Devlin et al. 2019, sec. 4.2."""
     start = position_loss(outputs["start_logits"], batch["start_positions"], batch["valid"], visible, smoothing)
     end = position_loss(outputs["end_logits"], batch["end_positions"], batch["valid"], visible, smoothing)
     return (start + end) / 2, start, end
 
 
 def combined(outputs, batch, weights, visible=None, smoothing: float = 0.0, gamma: float = 0.0) -> Loss:
-    """weights.criteria * classification + weights.evidence * span, of whichever heads the outputs have.
+    """Return weights.criteria * classification loss + weights.evidence * span loss.
 
-    With one head only, the loss is that head's, unweighted.
+    If the outputs have one head only, the loss is that head's, unweighted.
     """
     parts = {}
     if "logits" in outputs:
@@ -77,7 +82,7 @@ def combined(outputs, batch, weights, visible=None, smoothing: float = 0.0, gamm
 
 
 def text_tokens(batch) -> Any:
-    """bool [batch, token]: where a span may lie, the tokens that the attention mask shows."""
+    """Return bool [batch, token]: the tokens that a span may contain, which are those the attention mask shows."""
     name = "evidence_attention_mask" if "evidence_attention_mask" in batch else "attention_mask"
     return batch[name] != 0
 
@@ -86,7 +91,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def forward(model, batch, rngs) -> dict[str, Any]:
-    """The model on the texts of a batch; family base and the originals' trainer take them by the same names."""
+    """Call the model with the batch's text tensors by name; all model families use the same names."""
     names = [f"{side}{name}" for side in ("", "criteria_", "evidence_") for name in INPUTS]
     return model(**{name: batch[name] for name in names if name in batch}, rngs=rngs)
 
@@ -99,5 +104,5 @@ def loss(model, batch, config, rngs) -> Loss:
 
 
 def outputs(model, batch) -> dict[str, Any]:
-    """logits [batch, class], start_logits and end_logits [batch, token], whichever the model has."""
+    """Return logits [batch, class] and start_logits, end_logits [batch, token], as far as the model has them."""
     return forward(model, batch, None)

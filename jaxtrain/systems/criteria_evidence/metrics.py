@@ -1,4 +1,4 @@
-"""Metrics of the four tasks from the models' outputs."""
+"""Compute the metrics of the four tasks from the models' outputs."""
 
 import math
 import re
@@ -16,10 +16,10 @@ from jaxtrain.task import Statistics
 
 
 def decode(start_logits, end_logits, decode, visible):
-    """Predicted first and last token [batch] of every row.
+    """Return the predicted first and last token [batch] of every row.
 
-    decode.valid_only: the best pair with start <= end < start + max_tokens inside `visible`; else both maxima on their
-    own, over padding too, as the original does (the end may lie before the start).
+    decode.valid_only: the best pair with start <= end < start + max_tokens inside `visible`. Otherwise two independent
+    argmaxes, over padding too, as the original does (the end may lie before the start).
     """
     if not decode.valid_only:
         return jnp.argmax(start_logits, axis=-1), jnp.argmax(end_logits, axis=-1)
@@ -34,7 +34,11 @@ def decode(start_logits, end_logits, decode, visible):
 
 
 def eval_statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config: Any) -> Statistics:
-    """Rows: class probabilities and labels, predicted and true span ends; sums: for the original's epoch loss."""
+    """Return a batch's Statistics.
+
+    rows: class probabilities and labels, predicted and true span positions. sums: the original's epoch loss, only with
+    `compat: original`.
+    """
     rows: dict[str, Any] = {}
     if "logits" in outputs:
         shifted = jnp.asarray(outputs["logits"], jnp.float32)
@@ -54,8 +58,12 @@ def eval_statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config
 
 
 def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any) -> dict[str, float]:
-    """criteria: accuracy, f1_*, precision_macro, recall_macro, auroc. evidence: start_accuracy, end_accuracy, span_em,
-    span_f1. Both together: the same with the prefixes criteria_ and evidence_, and joint_score."""
+    """Return the metrics of a split.
+
+    Classes: accuracy, f1_*, precision_macro, recall_macro, auroc. Spans: start_accuracy, end_accuracy, span_em,
+    span_f1. With both, they have the prefixes criteria_ and evidence_ (criteria_f1, criteria_precision and
+    criteria_recall of class 1 are added, f1_binary is left out), and joint_score is added.
+    """
     classes, spans = {}, {}
     if "labels" in rows:
         probabilities = rows["probabilities"]
@@ -74,14 +82,14 @@ def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any
 
 
 def softmax(logits) -> np.ndarray:
-    """float64 [row, class]."""
+    """Return the softmax over the last axis in float64, [row, class]."""
     shifted = np.asarray(logits, np.float64)
     shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def cross_entropy_rows(logits, labels) -> np.ndarray:
-    """Negative log-likelihood of every row, in nats."""
+    """Return the negative log-likelihood of every row, in nats."""
     logits = np.asarray(logits, np.float64)
     top = logits.max(axis=-1, keepdims=True)
     log_sum = np.log(np.exp(logits - top).sum(axis=-1)) + top[..., 0]
@@ -89,13 +97,13 @@ def cross_entropy_rows(logits, labels) -> np.ndarray:
 
 
 def mean_of_batch_means(rows: np.ndarray, batch_size: int) -> float:
-    """The originals' epoch loss: every batch counts alike, however short the last one is."""
+    """Return the original's epoch loss: the mean of batch means, so a short last batch counts as much as a full one."""
     means = [rows[i : i + batch_size].mean() for i in range(0, len(rows), batch_size)]
     return float(np.mean(means)) if means else 0.0
 
 
 def macro(labels, predictions, average: str) -> tuple[float, float, float]:
-    """Precision, recall, F1 averaged over labels ("macro", "micro", "weighted"), or of label 1 ("binary")."""
+    """Return precision, recall and F1 averaged over labels ("macro", "micro", "weighted"), or of label 1 ("binary")."""
     from sklearn.metrics import precision_recall_fscore_support as scores
 
     precision, recall, f1, _ = scores(labels, predictions, average=average, zero_division=0)
@@ -103,9 +111,9 @@ def macro(labels, predictions, average: str) -> tuple[float, float, float]:
 
 
 def auroc(labels, probabilities) -> float | None:
-    """Area under the ROC curve; one-vs-rest macro for more than two classes.
+    """Return the area under the ROC curve; for more than two classes the one-vs-rest macro average.
 
-    NaN where only one class occurs among two, None where a class of several never occurs.
+    If it is undefined: NaN for two classes of which only one occurs, None for several classes of which one is missing.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -116,7 +124,7 @@ def auroc(labels, probabilities) -> float | None:
             if probabilities.shape[1] == 2:
                 return float(roc_auc_score(labels, probabilities[:, 1]))
             return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))
-        except ValueError:  # scikit-learn's way to say that the area is not defined here
+        except ValueError:  # scikit-learn raises it where the area is undefined
             return None
 
 
@@ -137,7 +145,7 @@ def validation_scores(logits, labels, batch_size: int) -> dict[str, float | None
 
 
 def classification_scores(labels, predictions, probabilities) -> dict[str, Any]:
-    """accuracy, F1 macro, micro, weighted and binary, precision, recall, AUROC."""
+    """Return accuracy, F1 (macro, micro, weighted and binary), macro precision and recall, and AUROC."""
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     precision, recall, f1 = macro(labels, predictions, "macro")
     ones = engine_scores(labels, predictions)
@@ -154,7 +162,7 @@ def classification_scores(labels, predictions, probabilities) -> dict[str, Any]:
 
 
 def engine_scores(labels, predictions) -> dict[str, float]:
-    """accuracy, and precision, recall, F1 of class 1 alone."""
+    """Return accuracy, and precision, recall and F1 of class 1; 0 where a divisor is 0."""
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     hit = float(((labels == 1) & (predictions == 1)).sum())
     said, true = float((predictions == 1).sum()), float((labels == 1).sum())
@@ -169,7 +177,7 @@ def engine_scores(labels, predictions) -> dict[str, float]:
 
 
 def per_criterion_f1(labels, predictions, criteria: Sequence[str]) -> dict[str, float]:
-    """Macro F1 within each criterion; nothing where a row has no criterion."""
+    """Return the macro F1 within each criterion; {} if `criteria` does not have one entry per row."""
     if len(criteria) != len(labels):
         return {}
     labels, predictions, criteria = np.asarray(labels), np.asarray(predictions), np.asarray(criteria)
@@ -187,10 +195,10 @@ def evaluator_scores(
     criteria: Sequence[str] = (),
     class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the original Evaluator's metrics. task_type: criteria or evidence; any other raises TypeError, as there.
+    """Return the original Evaluator's metrics. Like it, raises TypeError if task_type is not criteria or evidence.
 
-    class_names: of all classes, for classification_report, which is left out without them. Raises ValueError where a
-    named class occurs neither in truth nor in prediction, as scikit-learn's report does.
+    class_names: names of all classes for classification_report, which is omitted without them. Like scikit-learn's
+    report, raises ValueError if a named class occurs neither in the labels nor in the predictions.
     """
     if task_type not in ("criteria", "evidence"):
         raise TypeError(f"task_type {task_type!r} is unknown, wanted criteria or evidence")
@@ -225,9 +233,9 @@ CLASS_NAMES = ("Negative", "Positive")
 
 
 def evaluation_scores(labels, predictions, probabilities, names: Sequence[str] = CLASS_NAMES) -> dict[str, Any]:
-    """The fields of the original's evaluation_results.json.
+    """Return the fields of the original's evaluation_results.json.
 
-    Unlike there, a split in which only one class occurs is reported too: every class in `names` has its row.
+    Unlike in the original, a split with only one class is reported too: every class in `names` has a row.
     """
     from sklearn.metrics import classification_report, confusion_matrix
 
@@ -247,7 +255,7 @@ def evaluation_scores(labels, predictions, probabilities, names: Sequence[str] =
 
 
 def span_scores(starts, ends, true_starts, true_ends) -> dict[str, float]:
-    """start_accuracy, end_accuracy, and span_em: both right."""
+    """Return start_accuracy, end_accuracy and span_em (both right)."""
     right_start = np.asarray(starts) == np.asarray(true_starts)
     right_end = np.asarray(ends) == np.asarray(true_ends)
     means = [float(x.mean()) if len(x) else 0.0 for x in (right_start, right_end, right_start & right_end)]
@@ -255,7 +263,7 @@ def span_scores(starts, ends, true_starts, true_ends) -> dict[str, float]:
 
 
 def span_f1(starts, ends, true_starts, true_ends) -> float:
-    """Mean F1 of predicted and true token positions [start, end]; a span that ends before its start is empty."""
+    """Return the mean F1 of predicted and true token positions [start, end]; a span with end < start is empty."""
     starts, ends, true_starts, true_ends = (np.asarray(x, np.int64) for x in (starts, ends, true_starts, true_ends))
     shared = np.maximum(0, np.minimum(ends, true_ends) - np.maximum(starts, true_starts) + 1)
     total = np.maximum(0, ends - starts + 1) + np.maximum(0, true_ends - true_starts + 1)
@@ -263,13 +271,13 @@ def span_f1(starts, ends, true_starts, true_ends) -> float:
 
 
 def normalise_answer(text: str) -> list[str]:
-    """Lower case, no punctuation, no articles, single blanks; as words. Source: Rajpurkar et al. 2016 (SQuAD)."""
+    """Return the text's lower-case words without punctuation and articles. Source: Rajpurkar et al. 2016 (SQuAD)."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
 def answer_f1(prediction: str, answer: str) -> float:
-    """Word overlap F1 of two texts, SQuAD's rule: two empty texts agree, one empty text never does."""
+    """Return the word-overlap F1 of two texts as SQuAD does: 1 if both are empty, 0 if only one is."""
     said, true = normalise_answer(prediction), normalise_answer(answer)
     shared = sum((Counter(said) & Counter(true)).values())
     if not said or not true:
@@ -282,14 +290,14 @@ def answer_em(prediction: str, answer: str) -> float:
 
 
 def combined_scores(classification: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
-    """criteria_* and evidence_* fields and joint_score, the mean of the criteria's F1 and the spans' exact match."""
+    """Return criteria_* and evidence_* scores, and joint_score: the mean of criteria F1 and span exact match."""
     found = {f"criteria_{key}": value for key, value in classification.items()}
     found |= {f"evidence_{key}": value for key, value in spans.items()}
     return found | {"joint_score": (classification["f1"] + spans["span_em"]) / 2}
 
 
 def improved(value: float, best: float, mode: str, min_delta: float) -> bool:
-    """Strictly better than the best by more than min_delta; NaN never is."""
+    """Return True if the value is better than the best by more than min_delta; NaN never is."""
     if math.isnan(value):
         return False
     return value > best + min_delta if mode == "max" else value < best - min_delta

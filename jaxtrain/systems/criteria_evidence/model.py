@@ -1,4 +1,4 @@
-"""From a config to the model: heads' options, what is trained, which group a parameter is in."""
+"""Build the model of a config, and decide which parameters are trained and in which parameter group."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,10 +24,10 @@ def build(
     rngs: nnx.Rngs,
     **options,
 ) -> nnx.Module:
-    """family: project, architectures or base. architecture: criteria, evidence, share, joint (base: the first two).
+    """Return a model of a family: project, architectures or base.
 
-    encoders: {"encoder": ...}, for joint {"criteria_encoder": ..., "evidence_encoder": ...}. options: the keyword
-    arguments of that family's constructor. Raises UserError for what the family does not have.
+    architecture: criteria, evidence, share, joint (base has the first two only, else UserError). encoders: {"encoder":
+    ...}, for joint {"criteria_encoder": ..., "evidence_encoder": ...}. options: keyword arguments of the constructor.
     """
     if family == "base":
         if architecture not in ("criteria", "evidence"):
@@ -39,7 +39,7 @@ def build(
 
 
 def unread(family: str, architecture: str, encoders: Mapping[str, Encoder], pooling: str = "cls") -> tuple[str, ...]:
-    """Prefixes of the parameters that get no gradient because no output depends on them."""
+    """Return the key prefixes of parameters that get no gradient because no output depends on them."""
     if family == "base":
         found = unread_by(encoders["encoder"], "encoder.encoder", False)
         with_lora = unread_by(encoders["encoder"], "encoder.encoder.base_model.model", False)
@@ -52,7 +52,7 @@ def unread(family: str, architecture: str, encoders: Mapping[str, Encoder], pool
 
 
 def build_model(architecture: str, config: Any, rngs: nnx.Rngs) -> nnx.Module:
-    """The config's model with freshly drawn weights."""
+    """Return the config's model with random weights, LoRA adapters included."""
     model = config.model
     encoders = encoders_of(architecture, model)
     built = build(model.family, architecture, encoders, rngs=rngs, **options_of(architecture, model))
@@ -63,7 +63,7 @@ def build_model(architecture: str, config: Any, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def encoders_of(architecture: str, model: Any) -> dict[str, Encoder]:
-    """Encoder sizes by attribute name, the config's dropout in place."""
+    """Return the encoder configs by attribute name, with model.encoder_dropout applied if it is set."""
     sizes = {"encoder": model.encoder}
     if architecture == "joint":
         sizes = {"criteria_encoder": model.encoder, "evidence_encoder": model.evidence_encoder}
@@ -74,7 +74,7 @@ def encoders_of(architecture: str, model: Any) -> dict[str, Encoder]:
 
 
 def options_of(architecture: str, model: Any) -> dict[str, Any]:
-    """Keyword arguments of the family's constructor."""
+    """Return the keyword arguments of the family's constructor."""
     criteria, evidence = model.criteria.given(), model.evidence.given()
     if model.family == "base":
         options = {"num_classes": model.num_labels, "pooling_strategy": model.base_pooling, "lora": model.lora}
@@ -88,14 +88,17 @@ def options_of(architecture: str, model: Any) -> dict[str, Any]:
 
 
 def trainable(architecture: str, key: str, config: Any) -> bool:
-    """False for what is frozen by the config, and for what no output reads."""
+    """Return False for a parameter that the config freezes or that no output depends on.
+
+    With LoRA, only the adapters of an encoder are trained.
+    """
     if config.model.lora.enabled and "encoder." in key:
         return is_adapter(key)
     return not key.startswith(frozen_prefixes(architecture, config.model))
 
 
 def frozen_prefixes(architecture: str, model: Any) -> tuple[str, ...]:
-    """Prefixes of the keys that are not trained."""
+    """Return the key prefixes of parameters that are not trained."""
     encoders = encoders_of(architecture, model)
     prefixes = list(unread(model.family, architecture, encoders, model.criteria.pooling or "cls"))
     for name in encoders:
@@ -109,5 +112,5 @@ def frozen_prefixes(architecture: str, model: Any) -> tuple[str, ...]:
 
 
 def param_group(key: str, config: Any) -> str:
-    """`encoder` or `heads`: `optim.groups: {heads: {lr: 1e-3}}` gives the heads a rate of their own."""
+    """Return the parameter group, `encoder` or `heads`; `optim.groups: {heads: {lr: 1e-3}}` sets the heads' rate."""
     return "encoder" if "encoder." in key else "heads"

@@ -1,7 +1,7 @@
-"""The seed's family (`Project`): criteria, evidence, share and joint with plain heads.
+"""Model family `project` (the original's `Project`): criteria, evidence, share and joint with plain heads.
 
-Every model takes the batch's tensors by name and gives a dict: logits float [batch, class], start_logits and
-end_logits float [batch, token], whichever it has.
+Every model takes the batch's tensors by name and returns a dict: logits float [batch, class], start_logits and
+end_logits float [batch, token], as far as it has them.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxtrain.systems.criteria_evidence.encoders import build_encoder
 def hidden_widths(width: int, layer_num: int, hidden_dims: Sequence[int] | None) -> list[int]:
     """Return the widths of the layer_num - 1 hidden layers: hidden_dims, or `width` for each.
 
-    Raises UserError where their number is another.
+    Raises UserError for layer_num < 1 or another number of hidden_dims.
     """
     if layer_num < 1:
         raise UserError(f"layer_num must be >= 1, got {layer_num}")
@@ -29,10 +29,10 @@ def hidden_widths(width: int, layer_num: int, hidden_dims: Sequence[int] | None)
 
 
 class ClassificationHead(nnx.Module):
-    """dropout -> [Linear -> GELU -> dropout] x (layer_num - 1) -> output_layer.
+    """Classifier: dropout -> [Linear -> GELU -> dropout] x (layer_num - 1) -> output_layer.
 
-    hidden_dims: widths of the hidden layers, in_features for each if left out. Raises UserError where their number is
-    not layer_num - 1.
+    hidden_dims: widths of the hidden layers, in_features for each by default. Raises UserError if there are not
+    layer_num - 1 of them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClassificationHead(nnx.Module):
 
 
 class SpanPredictionHead(nnx.Module):
-    """[batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
+    """Span head: [batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
 
     def __init__(self, in_features: int, dropout: float = 0.1, *, rngs: nnx.Rngs):
         self.dropout = nn.Dropout(dropout)
@@ -63,9 +63,10 @@ class SpanPredictionHead(nnx.Module):
 
 
 def classifier_options(head_cfg, task_cfg, num_labels, dropout, layer_num, hidden_dims) -> dict:
-    """Options of ClassificationHead by the original's precedence: head_cfg and task_cfg win over the arguments.
+    """Return ClassificationHead's options by the original's precedence: head_cfg and task_cfg win over the arguments.
 
-    Hidden widths, even an empty list, decide the number of layers; head_cfg's activation and pooling are ignored.
+    A list of hidden widths, even an empty one, decides the number of layers. head_cfg's activation and pooling are
+    ignored.
     """
     head, task = dict(head_cfg or {}), dict(task_cfg or {})
     layer_num = head.get("layers", layer_num)
@@ -83,7 +84,7 @@ def classifier_options(head_cfg, task_cfg, num_labels, dropout, layer_num, hidde
 
 
 def part(head_cfg, name: str) -> dict:
-    """The part of a head_cfg that is for "criteria" or "evidence"; a flat one is for both."""
+    """Return the "criteria" or "evidence" part of a head_cfg; a flat head_cfg is used for both."""
     head = dict(head_cfg or {})
     return dict(head.get(name) or {}) if {"criteria", "evidence", "shared"} & set(head) else head
 
@@ -93,7 +94,7 @@ def first_or_pooled(encoding):
 
 
 class Criteria(nnx.Module):
-    """Is the annotated symptom present? logits [batch, class]."""
+    """Classifier of whether the annotated symptom is present; returns logits [batch, class]."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Criteria(nnx.Module):
 
 
 class Evidence(nnx.Module):
-    """Where in the post is the supporting sentence? start_logits and end_logits [batch, token]."""
+    """Span model that finds the supporting sentence in the post; returns start_logits, end_logits [batch, token]."""
 
     def __init__(self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, rngs):
         self.encoder = build_encoder(encoder, rngs=rngs)
@@ -132,7 +133,7 @@ class Evidence(nnx.Module):
 
 
 class Share(nnx.Module):
-    """Both questions on one encoder."""
+    """Criteria and evidence heads on one shared encoder."""
 
     def __init__(
         self,
@@ -169,10 +170,10 @@ class Share(nnx.Module):
 
 
 class Joint(nnx.Module):
-    """Two encoders; the criteria text's vector, through `fusion`, is added to every token of the post.
+    """Model with two encoders; `fusion` of the criteria text's vector is added to every token of the post.
 
-    With this linear span head the fusion moves all start (and all end) logits alike, so it changes neither loss nor
-    prediction; it is kept because checkpoints have it.
+    With this linear span head the fusion shifts all start (and all end) logits of a row equally, so it changes neither
+    loss nor prediction. It is kept because checkpoints contain it.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class Joint(nnx.Module):
         evidence_token_type_ids=None,
         rngs=None,
     ) -> dict:
-        """Without evidence ids the criteria text, its mask and its types are read on both sides."""
+        """Return the logits by name. Without evidence ids, both encoders read the criteria text, mask and types."""
         criteria = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         evidence = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
         first = self.criteria_encoder(*criteria, rngs)

@@ -1,4 +1,4 @@
-"""How `shard.tensor` splits BERT, RoBERTa and DeBERTa encoders: heads and the feed-forward layer's inner width."""
+"""Tensor-parallel rules of the encoders: `shard.tensor` splits the heads and the feed-forward layer's inner width."""
 
 from jaxtrain.runtime.tensor_rules import Rules, check_divides, columns, rows
 from jaxtrain.systems.criteria_evidence.model import encoders_of
@@ -8,7 +8,10 @@ ROWS = r".*\.layer\.\d+\.(attention\.)?output\.dense"
 
 
 def shard_rules(architecture: str, config) -> Rules:
-    """The rules of every encoder, its LoRA too. Raises UserError for a number of devices that divides no heads."""
+    """Return the rules of all encoders, LoRA adapters included.
+
+    Raises UserError if shard.tensor does not divide an encoder's number of heads or its intermediate size.
+    """
     sizes = {}
     for name, encoder in encoders_of(architecture, config.model).items():
         sizes[f"{name}.num_attention_heads"] = encoder.num_attention_heads

@@ -1,4 +1,4 @@
-"""Which rows are for training, validation and test."""
+"""Split rows into training, validation and test."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,8 @@ NAMES = ("train", "validation", "test")
 
 
 def permutation(size: int, seed: int) -> list[int]:
-    """torch.randperm(size) of a CPU generator with this seed: Fisher-Yates on 32-bit Mersenne-Twister numbers."""
+    """Return torch.randperm(size) of a CPU generator with this seed, without torch: Fisher-Yates on 32-bit
+    Mersenne-Twister numbers."""
     draw = np.random.MT19937()
     draw._legacy_seeding(seed & 0xFFFFFFFF)
     numbers = draw.random_raw(max(size - 1, 0)) if size > 1 else []
@@ -23,8 +24,10 @@ def permutation(size: int, seed: int) -> list[int]:
 
 
 def random_split(size: int, seed: int, ratios: Sequence[float] = (0.8, 0.1, 0.1)) -> Split:
-    """Rows at random, the original's way: floors of the first two shares, the rest is test. Equals torch's
-    random_split with a generator of that seed. Rows of one post may land in different splits."""
+    """Split rows at random as the original does: floors of the first two shares, the rest is test.
+
+    Equals torch's random_split with a generator of that seed. Rows of one post may land in different splits.
+    """
     order = permutation(size, seed)
     first = int(ratios[0] * size)
     second = first + int(ratios[1] * size)
@@ -32,9 +35,9 @@ def random_split(size: int, seed: int, ratios: Sequence[float] = (0.8, 0.1, 0.1)
 
 
 def group_split(groups: Sequence[str], seed: int = 42, ratios: Sequence[float] = (0.7, 0.15, 0.15)) -> Split:
-    """Rows such that all of one group (post) are in one split; ratios count groups.
+    """Split rows so that all rows of a group (post) are in one split; the ratios count groups.
 
-    Raises UserError where there are too few groups to fill every split.
+    Raises UserError if there are too few groups to fill every split.
     """
     unique = list(dict.fromkeys(groups))
     names = group_names_split(unique, seed, ratios)
@@ -46,7 +49,10 @@ def group_split(groups: Sequence[str], seed: int = 42, ratios: Sequence[float] =
 
 
 def group_names_split(unique: Sequence[str], seed: int, ratios: Sequence[float]) -> dict[str, list[str]]:
-    """The groups of each split, as two of scikit-learn's train_test_split give them."""
+    """Return the groups of each split, by two calls of scikit-learn's train_test_split.
+
+    Raises UserError if there are too few groups.
+    """
     from sklearn.model_selection import train_test_split
 
     held_out, test = ratios[1] + ratios[2], ratios[2]
@@ -61,7 +67,7 @@ def group_names_split(unique: Sequence[str], seed: int, ratios: Sequence[float])
 
 
 def check_disjoint(splits: dict[str, Sequence]) -> None:
-    """Raises UserError where one post is in two splits."""
+    """Raise UserError if a post is in two splits."""
     names = list(splits)
     for i, first in enumerate(names):
         for second in names[i + 1 :]:

@@ -1,7 +1,7 @@
-"""Posts made up from a small vocabulary, in the annotation files' schema, with a signal to learn.
+"""Synthetic posts from a small vocabulary, in the annotation files' schema, with a signal to learn.
 
-A symptom's annotation is present (status 1) where its sentence holds one of the symptom's words and no negation. The
-annotated sentence of a post is the one that opens with "honestly". No real text is in here.
+A symptom is present (status 1) if the annotated sentence holds one of the symptom's words and no negation. The
+annotated sentence of a post is the one that begins with "honestly". There is no real text in this module.
 """
 
 import functools
@@ -48,7 +48,7 @@ COLUMNS = ("post_id", "sentence_id", "sentence_text", "DSM5_symptom", "status", 
 
 
 def rows(posts: int, seed: int = 0) -> list[Row]:
-    """One annotated sentence for each of `posts` posts of three or four sentences."""
+    """Return `posts` rows: one annotated sentence for each post of three or four sentences."""
     draw = np.random.Generator(np.random.Philox(key=[seed, 7]))
     pick = lambda options: options[int(draw.integers(len(options)))]
     result = []
@@ -80,7 +80,7 @@ def vocabulary() -> list[str]:
 
 @functools.cache
 def tokenizer():
-    """A WordPiece tokenizer of exactly these words, lower case; [PAD] is 0."""
+    """Return a lower-case WordPiece tokenizer of exactly this vocabulary; [PAD] is 0."""
     import tokenizers
     from tokenizers import models, normalizers, pre_tokenizers, processors
 

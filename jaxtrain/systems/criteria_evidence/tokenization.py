@@ -1,4 +1,4 @@
-"""Texts -> token ids, in parallel and cached on disk by content. Needs the `tokenizers` package (extra `text`)."""
+"""Tokenize texts in parallel, cached on disk by content. Needs the `tokenizers` package (extra `text`)."""
 
 import dataclasses
 import hashlib
@@ -21,11 +21,11 @@ PAD_TOKENS = ("[PAD]", "<pad>")
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Texts as tokens, one after another without padding.
+    """Tokens of several texts, concatenated without padding.
 
-    bounds: int [text + 1], text i holds tokens bounds[i]:bounds[i + 1]. ids, types: int32 [token]. offsets: int32
-    [token, 2], characters of the token's own sequence, (0, 0) for special tokens. sequence: int8 [token], 0 for the
-    text, 1 for its pair, -1 for special tokens.
+    bounds: int [text + 1], text i has the tokens bounds[i]:bounds[i + 1]. ids, types: int32 [token]. offsets: int32
+    [token, 2], characters in the token's own text, (0, 0) for special tokens. sequence: int8 [token], 0 for the text, 1
+    for its pair, -1 for special tokens.
     """
 
     bounds: np.ndarray
@@ -47,7 +47,10 @@ class Encoded:
 
 
 class Tokenizer:
-    """A fast tokenizer with what padding needs. `source` is where it came from, `json` its whole definition."""
+    """Fast tokenizer with its padding token. `source` says where it came from, `json` is its full definition.
+
+    Raises UserError if it has no padding token.
+    """
 
     def __init__(self, backend: "tokenizers.Tokenizer", pad_token: str | None = None, source: str = ""):
         self.backend = backend
@@ -63,11 +66,11 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """Return the largest token id plus 1."""
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int) -> Encoded:
-        """Every text, or (text, pair), cut to max_length tokens, the longer side first."""
+        """Tokenize every text, or (text, pair), truncated to max_length tokens, the longer one of a pair first."""
         self.backend.enable_truncation(max_length, strategy="longest_first")
         inputs = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         encodings = self.backend.encode_batch(inputs)  # parallel in Rust
@@ -86,7 +89,10 @@ class Tokenizer:
     def encode_cached(
         self, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int, folder: pathlib.Path | None
     ) -> Encoded:
-        """`encode`, read from `folder` where the same tokenizer has seen the same texts before."""
+        """Return `encode`'s result from the cache in `folder`, or compute and store it; no cache if folder is None.
+
+        The cache key covers the tokenizer, the texts and max_length.
+        """
         if folder is None:
             return self.encode(texts, pairs, max_length)
         content = json.dumps([self.json, list(texts), None if pairs is None else list(pairs), max_length])
@@ -101,9 +107,9 @@ class Tokenizer:
 
 
 def load(source: str | pathlib.Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, in a Hugging Face folder, or of a hub id.
+    """Return the tokenizer of a tokenizer.json, a Hugging Face folder or a hub id.
 
-    Raises UserError for what is neither, and for a hub id that cannot be reached.
+    Raises UserError if `source` is none of them, cannot be reached, or has no fast tokenizer.
     """
     path = pathlib.Path(source)
     if path.is_dir() and (path / "tokenizer.json").is_file():

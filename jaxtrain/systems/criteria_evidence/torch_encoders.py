@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and DeBERTa in plain torch, under transformers' keys."""
+"""BERT, RoBERTa and DeBERTa encoders in plain torch, with transformers' state-dict keys."""
 
 import math
 
@@ -68,7 +68,7 @@ class Embeddings(nn.Module):
 
 
 def heads_of(x, count):
-    """[batch, token, width] -> [batch, head, token, width / head]."""
+    """Reshape [batch, token, width] to [batch, head, token, width / heads]."""
     return x.unflatten(-1, (count, -1)).transpose(-3, -2)
 
 
@@ -214,7 +214,7 @@ class Pooler(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(hidden [batch, token, width], pooled [batch, width] or None)."""
+    """Encoder that returns (hidden [batch, token, width], pooled [batch, width] or None)."""
 
     def __init__(self, c):
         super().__init__()

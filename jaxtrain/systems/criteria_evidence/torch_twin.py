@@ -1,4 +1,4 @@
-"""The same models in plain torch: load an exported state dict with strict=True. No transformers, no peft needed."""
+"""The models in plain torch. They load an exported state dict with strict=True; no transformers, no peft needed."""
 
 import torch
 from torch import nn
@@ -99,7 +99,7 @@ def masked_mean(hidden, mask, least):
 
 
 class Twin(nn.Module):
-    """Any architecture of the families project and architectures; children in the originals' order."""
+    """Model of any architecture of the families project and architectures; children in the originals' order."""
 
     def __init__(self, architecture, config):
         super().__init__()
@@ -173,7 +173,7 @@ class Twin(nn.Module):
 
 
 class BaseTwin(nn.Module):
-    """Family base: criteria and evidence alike."""
+    """Model of family base; criteria and evidence have the same one."""
 
     def __init__(self, config):
         super().__init__()
@@ -203,7 +203,7 @@ def call(module, batch):
 
 
 def loss(module, batch, config):
-    """The task's loss in torch, for parity and as the DDP baseline."""
+    """Return the task's loss in torch, for parity tests and as the DDP baseline."""
     outputs, settings, valid = call(module, batch), config.loss, batch["valid"].bool()
     parts = []
     if "logits" in outputs:
@@ -223,7 +223,7 @@ def loss(module, batch, config):
 
 
 def position_rows(logits, positions, visible, smoothing):
-    """Cross-entropy over the visible tokens; 0 where a row has no answer."""
+    """Return each row's cross-entropy over the visible tokens; 0 if the row has no answer."""
     log_p = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).log_softmax(-1)
     picked = log_p.gather(-1, positions.clamp(min=0)[:, None])[:, 0]
     spread = log_p.masked_fill(~visible, 0.0).sum(-1) / visible.sum(-1).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Implement the layers of BERT, RoBERTa and DeBERTa with transformers' attribute names, so keys need no table.
+"""Layers of BERT, RoBERTa and DeBERTa with transformers' attribute names, so state-dict keys need no translation.
 
 Sources: Devlin et al. 2019; Liu et al. 2019; He et al. 2021; key names as in transformers 4.57 and 5.
 """
@@ -16,7 +16,7 @@ from jaxtrain.systems.criteria_evidence.encoder_config import Encoder
 
 
 class Encoding(NamedTuple):
-    """hidden: float [batch, token, width]. pooled: float [batch, width], None where the encoder has no pooler."""
+    """Encoder output. hidden: float [batch, token, width]. pooled: float [batch, width], None without a pooler."""
 
     hidden: jax.Array
     pooled: jax.Array | None
@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 
 
 def activation(name: str):
-    """Raises UserError for a name that is no activation."""
+    """Return the activation of that name. Raises UserError for an unknown name."""
     if name not in nn.ACTIVATIONS:
         raise UserError(f"hidden_act: {name!r} is unknown, wanted one of {', '.join(nn.ACTIVATIONS)}")
     return nn.ACTIVATIONS[name]
@@ -61,7 +61,7 @@ class Intermediate(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Post-norm: attention, then the feed-forward half, both with residuals."""
+    """Post-norm transformer layer: attention, then the feed-forward half, both with residuals."""
 
     def __init__(self, attention: nnx.Module, config: Encoder, *, rngs: nnx.Rngs):
         self.attention = attention
@@ -74,12 +74,12 @@ class Layer(nnx.Module):
 
 
 def split_heads(x, heads: int):
-    """[..., token, width] -> [..., token, head, width / head]."""
+    """Reshape [..., token, width] to [..., token, head, width / heads]."""
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
 def initialise(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
-    """Matrices and tables from N(0, std), biases 0, the padding row 0, gains 1: transformers' `_init_weights`."""
+    """Initialise as transformers' `_init_weights`: weights and embeddings from N(0, std), biases and padding rows 0."""
     for _, child in nnx.iter_modules(module):
         if isinstance(child, (nn.Linear, nn.Embedding, nn.Conv1d)):
             child.weight.set_value(std * jax.random.normal(rngs.params(), child.weight.shape))
@@ -93,10 +93,10 @@ POOLINGS = ("cls", "mean", "max", "attn")
 
 
 class SequencePooler(nnx.Module):
-    """hidden float [batch, token, width], mask [batch, token] (0 hides, None: all count) -> [batch, width].
+    """Pooling of hidden [batch, token, width] to [batch, width]; mask [batch, token], 0 hides a token, None shows all.
 
-    cls: the encoder's pooled output where it has one, else the first token. A text without any visible token gives 0
-    for mean and attn, the smallest float for max, as in the original. Raises UserError for another pooling.
+    cls: the encoder's pooled output if it has one, else the first token. For a text without a visible token, mean and
+    attn return 0 and max returns the smallest float, as in the original. Raises UserError for another pooling.
     """
 
     def __init__(self, width: int, pooling: str = "cls", *, rngs: nnx.Rngs):
@@ -123,13 +123,15 @@ class SequencePooler(nnx.Module):
 
 
 def first_maximum(x):
-    """max over axis 1 of [batch, token, width]. The gradient goes to the place that was picked; that of jnp.max
-    compares values again, which a fused recomputation may round otherwise."""
+    """Return the maximum over axis 1 of [batch, token, width]; the gradient goes to the first maximum only.
+
+    jnp.max's gradient compares the values again, and a fused recomputation may round them differently.
+    """
     return jnp.take_along_axis(x, jnp.argmax(x, axis=1, keepdims=True), axis=1)[:, 0]
 
 
 def masked_mean(hidden, mask, least: float):
-    """Mean over the tokens that count; `least` is the smallest divisor."""
+    """Return the mean over the unmasked tokens; `least` is the smallest divisor."""
     weight = mask.astype(jnp.float32)[..., None]
     mean = (hidden.astype(jnp.float32) * weight).sum(axis=1) / jnp.maximum(weight.sum(axis=1), least)
     return mean.astype(hidden.dtype)

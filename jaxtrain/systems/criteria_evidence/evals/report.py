@@ -1,4 +1,4 @@
-"""The evaluation report of a split: a JSON file with every score, a confusion matrix and a ROC curve as pictures."""
+"""Evaluation report of a split: a JSON file with all scores, and pictures of the confusion matrix and ROC curve."""
 
 import json
 import math
@@ -16,7 +16,10 @@ from jaxtrain.systems.criteria_evidence.losses import outputs
 
 
 def write(architecture: str, model, source, config, folder) -> list[pathlib.Path]:
-    """evaluation_results.json, confusion_matrix.png, roc_curve.png under `folder`. The pictures need matplotlib."""
+    """Write evaluation_results.json, and for classes confusion_matrix.png and roc_curve.png, to `folder`.
+
+    Returns the paths. The pictures need matplotlib.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     corpus = data.load(architecture, config)
@@ -31,7 +34,10 @@ def write(architecture: str, model, source, config, folder) -> list[pathlib.Path
 
 
 def rows_of(corpus: data.Corpus, source: Any) -> np.ndarray:
-    """The corpus' rows behind a split's source. A foreign dataset has no texts to report on, so UserError there."""
+    """Return the corpus' row indices of a split's source.
+
+    Raises UserError for any other dataset, because the report needs the corpus' texts.
+    """
     for members in (*corpus.splits.values(), corpus.rows_of("all")):
         if len(members) == len(source) and _same(corpus, members, source):
             return members
@@ -48,7 +54,7 @@ def _same(corpus: data.Corpus, members: np.ndarray, source: Any) -> bool:
 
 
 def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[str, np.ndarray]:
-    """Probabilities, labels and decoded spans of the rows, batch by batch."""
+    """Compute probabilities, labels and decoded spans of the rows, batch by batch."""
     size = config.data.eval_batch_size or config.data.batch_size
     source = data.source_of(corpus, rows, config)
 
@@ -71,25 +77,25 @@ def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[s
 
 
 def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.Corpus, rows, config) -> dict[str, Any]:
-    """The report's content, plain numbers, lists and texts."""
+    """Return the content of the report as plain numbers, lists and strings."""
     report: dict[str, Any] = {"architecture": architecture, "rows": len(rows), "rows_dropped": corpus.dropped}
     if "labels" in found:
         predictions = found["probabilities"].argmax(axis=-1)
         criteria = [corpus.examples.criteria[row] for row in rows]
         part = metrics.evaluation_scores(found["labels"], predictions, found["probabilities"])
         part["per_criterion_f1"] = metrics.per_criterion_f1(found["labels"], predictions, criteria)
-        report["evidence" if architecture == "evidence" else "criteria"] = part  # family base's evidence is a yes or no
+        report["evidence" if architecture == "evidence" else "criteria"] = part  # evidence: family base only
     if "starts" in found:
         report["evidence"] = span_report(found, corpus, rows)
     if {"criteria", "evidence"} <= set(report):
         report["joint_score"] = (report["criteria"]["f1_binary"] + report["evidence"]["span_em"]) / 2
     if architecture == "criteria":
-        report |= report["criteria"]  # at the top too, where the original's file has them
+        report |= report["criteria"]  # at the top level too, as in the original's file
     return report
 
 
 def span_report(found: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> dict[str, Any]:
-    """Scores of token positions, and SQuAD's of the texts behind them."""
+    """Return scores of the token positions, and SQuAD scores of the corresponding texts."""
     known = np.flatnonzero(found["true_starts"] >= 0)
     positions = [found[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
     part: dict[str, Any] = {**metrics.span_scores(*positions), "span_f1": metrics.span_f1(*positions)}
@@ -106,7 +112,7 @@ def span_report(found: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> d
 
 
 def finite(value: Any) -> Any:
-    """NaN and infinity as null, which JSON has."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -117,7 +123,7 @@ def finite(value: Any) -> Any:
 
 
 def pictures(labels: np.ndarray, probabilities: np.ndarray, folder: pathlib.Path) -> list[pathlib.Path]:
-    """The confusion matrix, and the ROC curve of class 1 where both classes occur."""
+    """Write the confusion matrix, and the ROC curve of class 1 if both classes occur; return the paths."""
     from matplotlib.figure import Figure
     from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay
 

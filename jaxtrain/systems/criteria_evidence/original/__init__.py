@@ -1,1 +1,1 @@
-"""The PSY agents project as its users know it: config files, names, checkpoints, schedules."""
+"""Compatibility with the original PSY agents project: its config files, names, checkpoints and schedules."""

@@ -1,4 +1,4 @@
-"""The family `architectures` as torch modules: a choice of pooling, deeper heads, outputs with names."""
+"""Model family `architectures` as torch modules: selectable pooling, deeper heads, named outputs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,10 @@ MODULES = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
 class SequencePooler(nn.Module):
-    """Hidden states [batch, token, width] -> one vector per text: `cls`, `mean`, `max` or learned attention, `attn`."""
+    """Pooling of hidden states [batch, token, width] to [batch, width]: cls, mean, max or attn (learned attention).
+
+    Raises UserError for another pooling.
+    """
 
     def __init__(self, hidden_size: int, pooling: str = "cls"):
         super().__init__()
@@ -44,8 +47,10 @@ class SequencePooler(nn.Module):
             self.attention = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden_states, attention_mask=None, pooler_output=None) -> torch.Tensor:
-        """cls takes pooler_output where it is given. A text without visible tokens gives zeros (mean and attn) or the
-        dtype's lowest number (max), never NaN."""
+        """Return the pooled vectors; `cls` is pooler_output if it is given, else the first token.
+
+        A text without visible tokens gives zeros (mean, attn) or the dtype's lowest number (max), never NaN.
+        """
         if self.pooling == "cls":
             return hidden_states[:, 0] if pooler_output is None else pooler_output
         mask = torch.ones_like(hidden_states[..., 0]) if attention_mask is None else attention_mask
@@ -61,7 +66,7 @@ class SequencePooler(nn.Module):
 
 
 def hidden_stack(width: int, layers: int, hidden: Hidden, activation: str, dropout: float) -> tuple[nn.Module, int]:
-    """[Linear, activation, dropout] x (layers - 1), arguments as in hidden_widths, and the width after it."""
+    """Return (Linear, activation, dropout) x (layers - 1) and its output width; arguments as in hidden_widths."""
     widths = hidden_widths(width, layers, hidden, activation)
     parts: list[nn.Module] = []
     for before, after in zip([width, *widths], widths, strict=False):
@@ -70,8 +75,10 @@ def hidden_stack(width: int, layers: int, hidden: Hidden, activation: str, dropo
 
 
 class ClassificationHead(nn.Module):
-    """[Linear, activation, dropout] x (layers - 1) in `ffn`, dropout, `out`. Raises UserError, a ValueError, for layers
-    < 1, a list of another length and an unknown activation."""
+    """Classifier: `ffn` of (Linear, activation, dropout) x (layers - 1), then dropout, then the Linear `out`.
+
+    Raises UserError, a ValueError, for layers < 1, a list of another length or an unknown activation.
+    """
 
     def __init__(
         self,
@@ -93,7 +100,7 @@ class ClassificationHead(nn.Module):
 
 
 class SpanPredictionHead(nn.Module):
-    """The same stack in `layers`, then `out_proj` to start and end logits [batch, token]."""
+    """Span head: the hidden stack `layers`, then dropout and `out_proj` to start and end logits [batch, token]."""
 
     def __init__(
         self,
@@ -140,7 +147,7 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Model(nn.Module):
-    """One text: its tensors by name, or one mapping of them. Names that the model does not read are passed over."""
+    """Base of the models: takes tensors by name, or one mapping of them; ignores names that it does not read."""
 
     def forward(
         self,
@@ -153,7 +160,7 @@ class _Model(nn.Module):
         return_dict: bool = True,
         **more: Any,
     ):
-        """An output with names, or a tuple with return_dict=False. Raises TypeError for a positional tensor."""
+        """Return a ModelOutput, or a tuple with return_dict=False. Raises TypeError for a positional tensor."""
         own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         return self._answer(batch, own | more, return_dict)
 
@@ -169,7 +176,7 @@ class _Model(nn.Module):
 
 
 def encode(encoder: nn.Module, given: Mapping[str, Any], side: str = ""):
-    """The encoder's output for one side's text, and the mask; unprefixed tensors stand in for missing ones."""
+    """Return the encoder's output for one side's text, and its mask; missing tensors fall back to unprefixed ones."""
     found = {name: first_given(given.get(f"{side}{name}"), given.get(name)) for name in TEXT}
     outputs = encoder(**{name: value for name, value in found.items() if value is not None})
     return outputs, found["attention_mask"]
@@ -180,7 +187,7 @@ def pooled_by(pooler: SequencePooler, outputs: Any, mask: Any) -> torch.Tensor:
 
 
 class Criteria(_Model):
-    """Is the annotated symptom present? -> CriteriaOutput."""
+    """Classifier of whether the annotated symptom is present; returns a CriteriaOutput."""
 
     def __init__(
         self,
@@ -207,7 +214,7 @@ class Criteria(_Model):
 
 
 class Evidence(_Model):
-    """Where in the post is the supporting sentence? -> EvidenceOutput."""
+    """Span model that finds the supporting sentence in the post; returns an EvidenceOutput."""
 
     def __init__(
         self,
@@ -228,7 +235,7 @@ class Evidence(_Model):
 
 
 class Share(_Model):
-    """Both questions on one encoder -> ShareOutput."""
+    """Criteria and evidence heads on one shared encoder; returns a ShareOutput."""
 
     def __init__(
         self,
@@ -259,7 +266,10 @@ class Share(_Model):
 
 
 class Joint(_Model):
-    """Two encoders; dropout(align(the sentence's vector)) is added to every token of the post -> JointOutput."""
+    """Model with two encoders; dropout(align(sentence vector)) is added to every token of the post.
+
+    Returns a JointOutput.
+    """
 
     def __init__(
         self,
@@ -306,7 +316,7 @@ class Joint(_Model):
         return_dict: bool = True,
         **more: Any,
     ):
-        """The unprefixed tensors stand in for whichever side has none of its own."""
+        """Return a JointOutput, or a tuple with return_dict=False; missing tensors fall back to unprefixed ones."""
         first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
         own = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}

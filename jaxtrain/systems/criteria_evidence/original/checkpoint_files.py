@@ -1,4 +1,4 @@
-"""The original's checkpoint files, written during a run: checkpoints/latest_checkpoint.pt and best_checkpoint.pt."""
+"""Write the original's checkpoint files during a run: checkpoints/latest_checkpoint.pt and best_checkpoint.pt."""
 
 import pathlib
 import shutil
@@ -9,17 +9,17 @@ import numpy as np
 
 
 def write(config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """Write latest_checkpoint.pt, and the same as best_checkpoint.pt where this evaluation is the best so far.
+    """Write latest_checkpoint.pt, and copy it to best_checkpoint.pt if this evaluation is the best so far.
 
     tree: the training state. meta: see TorchTwin.checkpoint. The keys are the original Trainer's; `metrics` has its
-    val_ names; a scaler that is off is empty.
+    val_ names; the state of a disabled scaler is empty.
     """
     from torch_bridge import files
 
     metric = config.evaluation.metric
     best = meta["best_metrics"].get(metric)
     state = {
-        "epoch": max(0, meta["epoch"] - 1),  # counted from 0, as there
+        "epoch": max(0, meta["epoch"] - 1),  # 0-based, as in the original
         "global_step": int(np.asarray(tree["updates"])),
         "model_state_dict": tree["model"],
         "optimizer_state_dict": tree["optimizer"],

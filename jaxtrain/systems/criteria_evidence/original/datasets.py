@@ -1,7 +1,7 @@
-"""The Datasets of the families `Project` and `architectures`: rows of a CSV as padded token tensors.
+"""Datasets of the families `Project` and `architectures`: rows of a CSV as padded token tensors.
 
-Items hold whatever the tokenizer returns, so a tokenizer of your own works too. As in the original, a row whose answer
-cannot be found raises when it is read; a run of jaxtrain.run drops such rows and says how many.
+Items hold whatever the tokenizer returns, so your own tokenizer works too. As in the original, reading a row whose
+answer cannot be found raises an error; jaxtrain.run drops such rows and logs how many.
 """
 
 import csv
@@ -20,18 +20,21 @@ CRITERIA = "data/raw/redsm5/dsm_criteria.json"
 
 
 class MissingFile(UserError, FileNotFoundError):
-    """The CSV is not there."""
+    """Raised if the CSV does not exist; also a FileNotFoundError."""
 
 
 class MissingColumn(UserError, KeyError):
-    """The CSV lacks a column that the dataset reads."""
+    """Raised if the CSV lacks a column that the dataset reads; also a KeyError."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def read_rows(path: str | pathlib.Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """All rows. Raises FileNotFoundError, KeyError for a missing column, ValueError for no header or no rows."""
+    """Return all rows of a CSV.
+
+    Raises FileNotFoundError, KeyError for a missing column, ValueError without a header or rows.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         raise MissingFile(f"{path}: no such file; wanted a CSV with the columns {', '.join(columns)}")
@@ -49,8 +52,11 @@ def read_rows(path: str | pathlib.Path, columns: tuple[str, ...]) -> list[dict[s
 
 
 class _Dataset(torch.utils.data.Dataset):
-    """csv_path: the file. tokenizer: a transformers tokenizer, anything that is called like one, or what names one:
-    a folder, a tokenizer.json, a hub id. pair: read (text, criterion) together; `pairs` if left out."""
+    """Base of the four datasets.
+
+    tokenizer: a transformers tokenizer, anything with the same call, or the name of one: a folder, a tokenizer.json or
+    a hub id. pair: tokenize (text, criterion) pairs; the class attribute `pairs` by default.
+    """
 
     path = ANNOTATIONS
     pairs = False
@@ -84,7 +90,7 @@ class _Dataset(torch.utils.data.Dataset):
         return self.tokenizer(*given, **options, return_tensors="pt")
 
     def answered(self, index: int, context: str, answer: str, length: int) -> dict[str, torch.Tensor]:
-        """Tokens of the context, and the answer's first and last one. Raises ValueError where it is not found."""
+        """Return the context's tokens, and the answer's first and last token; raises ValueError if it is not found."""
         start, end = find_answer_span(context, answer)
         encoding = self.tokens(index, context, length, offsets=True)
         places = [tuple(int(x) for x in pair) for pair in plain(encoding["offset_mapping"])]
@@ -97,7 +103,7 @@ class _Dataset(torch.utils.data.Dataset):
 
 
 def plain(value: Any) -> list:
-    """A batch of one, without its batch axis, as a list."""
+    """Return a tensor or list as a list, without its batch axis if it has one."""
     value = value.tolist() if isinstance(value, torch.Tensor) else list(value)
     return (
         value[0]
@@ -107,7 +113,7 @@ def plain(value: Any) -> list:
 
 
 def rowed(encoding: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tokenizer's tensors without their batch axis."""
+    """Return the tokenizer's tensors without their batch axis of size 1."""
     tensors = {name: torch.as_tensor(value) for name, value in encoding.items()}
     return {
         name: value.squeeze(0) if value.shape[:1] == (1,) and value.ndim > 1 else value
@@ -116,7 +122,7 @@ def rowed(encoding: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 class CriteriaDataset(_Dataset):
-    """Sentence -> status: the tokenizer's tensors [max_length] and labels int64."""
+    """Dataset of sentences with their status: the tokenizer's tensors [max_length] and labels int64."""
 
     def __init__(
         self,
@@ -140,7 +146,10 @@ class CriteriaDataset(_Dataset):
 
 
 class EvidenceDataset(_Dataset):
-    """Post -> where its supporting sentence is: tensors [max_length], start_positions and end_positions int64."""
+    """Dataset of posts with the position of the supporting sentence.
+
+    Items hold the tokenizer's tensors [max_length], and start_positions and end_positions int64.
+    """
 
     path = MATCHED
 
@@ -166,7 +175,7 @@ class EvidenceDataset(_Dataset):
 
 
 class ShareDataset(EvidenceDataset):
-    """Post -> span and status: as EvidenceDataset, and labels int64."""
+    """Dataset of posts with span and status: items of EvidenceDataset plus labels int64."""
 
     def __init__(
         self,
@@ -187,7 +196,7 @@ class ShareDataset(EvidenceDataset):
 
 
 class JointDataset(_Dataset):
-    """Sentence and post: tensors under criteria_* and evidence_*, labels, start_positions, end_positions."""
+    """Dataset of sentence and post: tensors under criteria_* and evidence_*, labels, start_positions, end_positions."""
 
     path = MATCHED
 
@@ -226,7 +235,7 @@ class JointDataset(_Dataset):
 
 
 def as_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer itself where it is one, or the fast tokenizer that a name or this project's own stands for."""
+    """Return a tokenizer as it is, load it from a path or hub id, or wrap this project's Tokenizer for transformers."""
     if isinstance(tokenizer, (str, pathlib.Path)):
         tokenizer = tokenization.load(tokenizer)
     if not isinstance(tokenizer, tokenization.Tokenizer):

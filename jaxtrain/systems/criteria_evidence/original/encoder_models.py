@@ -1,4 +1,4 @@
-"""The family `psy_agents_noaug.models` as torch modules: an encoder with its tokenizer, and a small classifier."""
+"""Model family `psy_agents_noaug.models` as torch modules: an encoder with its tokenizer, and a small classifier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,11 @@ POOLINGS = ("cls", "mean")
 
 
 class TransformerEncoder(nn.Module):
-    """One vector per text [batch, width]: the first token ("cls", never through the pooler) or the masked mean.
+    """Encoder that returns one vector per text [batch, width]: the first token's hidden state ("cls", without the
+    pooler) or the masked mean ("mean").
 
     `encoder` is transformers' model, `tokenizer` its tokenizer. lora_config: enabled, r, alpha, dropout,
-    target_modules; needs peft.
+    target_modules; needs peft. Raises UserError for another pooling_strategy.
     """
 
     def __init__(
@@ -46,17 +47,17 @@ class TransformerEncoder(nn.Module):
             self.encoder = with_lora(self.encoder, lora_config)
 
     def freeze(self) -> None:
-        """Keep the encoder's weights as they are."""
+        """Freeze the encoder's parameters."""
         for parameter in self.encoder.parameters():
             parameter.requires_grad = False
 
     def unfreeze(self) -> None:
-        """Train the encoder's weights."""
+        """Make the encoder's parameters trainable."""
         for parameter in self.encoder.parameters():
             parameter.requires_grad = True
 
     def tokenize(self, texts: Any, text_pairs: Any = None, **options: Any):
-        """Tokens as tensors, padded and cut to max_length."""
+        """Tokenize to tensors, padded and truncated to max_length; `options` override the tokenizer's arguments."""
         settings = {"padding": "max_length", "truncation": True, "max_length": self.max_length, "return_tensors": "pt"}
         return self.tokenizer(texts, text_pairs, **{**settings, **options})
 
@@ -69,7 +70,7 @@ class TransformerEncoder(nn.Module):
 
 
 def with_lora(encoder: nn.Module, config: Mapping[str, Any]) -> nn.Module:
-    """The encoder with peft's adapters on query and value. Raises UserError without peft."""
+    """Return the encoder with peft's adapters, by default on query and value. Raises UserError without peft."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -90,7 +91,10 @@ def with_lora(encoder: nn.Module, config: Mapping[str, Any]) -> nn.Module:
 
 
 class ClassificationHead(nn.Module):
-    """[Dropout, Linear], or [Linear, ReLU, Dropout, Linear] with a hidden_dim; keys classifier.1 or .0 and .3."""
+    """Classifier: (Dropout, Linear), or (Linear, ReLU, Dropout, Linear) with a hidden_dim.
+
+    State-dict keys are classifier.1, or classifier.0 and classifier.3 with a hidden_dim.
+    """
 
     def __init__(self, input_dim: int, num_classes: int = 2, dropout: float = 0.1, hidden_dim: int | None = None):
         super().__init__()
@@ -108,7 +112,7 @@ CriteriaHead = EvidenceHead = ClassificationHead
 
 
 class CriteriaModel(nn.Module):
-    """An encoder and its head. encoder: a TransformerEncoder, or a module of yours with a `hidden_size`."""
+    """Encoder with a classification head. encoder: a TransformerEncoder, or your own module with a `hidden_size`."""
 
     def __init__(self, encoder: nn.Module, num_classes: int = 2, dropout: float = 0.1, hidden_dim: int | None = None):
         super().__init__()
@@ -120,9 +124,9 @@ class CriteriaModel(nn.Module):
 
     @torch.no_grad()
     def predict(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The likeliest class of every row, int [batch]."""
+        """Return the most likely class of every row, int [batch]."""
         return self(input_ids, attention_mask).argmax(-1)
 
 
 class EvidenceModel(CriteriaModel):
-    """The same: in this family evidence is a yes or no, too."""
+    """CriteriaModel under another name: in this family evidence is a classification too."""

@@ -1,4 +1,4 @@
-"""Ground-truth tables from a posts file and an annotations file: criteria read only `status`, evidence only `cases`.
+"""Make ground-truth tables from posts and annotations; the criteria table reads only `status`, evidence only `cases`.
 
 Rows are plain dicts; None and NaN are missing values.
 """
@@ -39,12 +39,15 @@ EVIDENCE_COLUMNS = ("post_id", "criterion_id", "case_id", "evidence_text", "star
 
 
 def missing(value: Any) -> bool:
-    """Tell whether a value is None, NaN or pandas' NA, which refuses comparisons."""
+    """Return True for None, NaN and pandas' NA. NA is recognised by its type because comparing it is an error."""
     return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
 
 
 def normalize_status(value: Any, status_values: Mapping[str, Sequence] = FIELD_MAP["status_values"]) -> int | None:
-    """1 present, 0 absent, None for anything else; equality first (1.0 and True are 1), then text in any case."""
+    """Return 1 for present, 0 for absent, None for anything else.
+
+    Values are compared as they are first (1.0 and True equal 1), then as text in any case.
+    """
     if missing(value):
         return None
     for label, known in ((1, status_values["positive"]), (0, status_values["negative"])):
@@ -59,7 +62,10 @@ def normalize_status(value: Any, status_values: Mapping[str, Sequence] = FIELD_M
 
 
 def parse_cases(value: Any) -> list[Any]:
-    """Supporting passages: a list as it is, a dict alone, a text that JSON or Python reads as a list; else none."""
+    """Return the supporting passages as a list: a list itself, [dict] for a dict, or a list written as JSON or Python.
+
+    Anything else gives [].
+    """
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
@@ -82,11 +88,11 @@ def criteria_table(
     field_map: Mapping[str, Any] = FIELD_MAP,
     columns: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """Make the rows post_id, criterion_id, status, label: one per pair, the first one kept.
+    """Return rows of post_id, criterion_id, status, label; of repeated (post, criterion) pairs the first one is kept.
 
-    columns: of the annotations, for a table without rows. Rows whose status means nothing are dropped with a warning
-    (labels are then floats, as pandas keeps them). Raises UserError for a missing column, an unknown criterion or post;
-    AssertionError where status is mapped elsewhere.
+    columns: the annotations' columns, for a table without rows. Rows with an unknown status are dropped with a warning
+    (labels are then floats, as in pandas). Raises UserError for a missing column, an unknown criterion or post;
+    AssertionError if field_map maps status to another column.
     """
     names = field_map["annotations"]
     assert names.get("status") == "status", "criteria ground truth reads the column `status` and nothing else"
@@ -116,9 +122,10 @@ def evidence_table(
     field_map: Mapping[str, Any] = FIELD_MAP,
     columns: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
-    """Make the rows post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id, one per passage.
+    """Return rows of post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id, one per passage.
 
-    case_id counts the passages of a (post, criterion) pair. columns, errors: as in `criteria_table`.
+    case_id counts the passages of a (post, criterion) pair from 0. columns, errors: as in `criteria_table`, with
+    `cases` instead of status.
     """
     names = field_map["annotations"]
     assert names.get("cases") == "cases", "evidence ground truth reads the column `cases` and nothing else"
@@ -141,7 +148,7 @@ def evidence_table(
 
 
 def validate_strict_separation(criteria: Sequence[Mapping], evidence: Sequence[Mapping]) -> None:
-    """Raises UserError where evidence knows the status or criteria know the passages."""
+    """Raise UserError if the evidence table has `status` or the criteria table has columns of passages."""
     if any("status" in row for row in evidence):
         raise UserError("the evidence table has a `status` column: evidence must come from `cases` alone")
     leaked = {key for row in criteria for key in row} & (set(EVIDENCE_COLUMNS) - {"post_id", "criterion_id"})

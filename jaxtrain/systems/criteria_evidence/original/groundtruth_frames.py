@@ -1,4 +1,4 @@
-"""The ground-truth tables of `groundtruth` for pandas DataFrames, and the files that the original's script writes."""
+"""Ground-truth tables of `groundtruth` as pandas DataFrames, and the files that the original's script writes."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from jaxtrain.systems.criteria_evidence.original.groundtruth import CRITERIA_COL
 
 
 class LeakedColumn(UserError, AssertionError):
-    """One table has columns of the other."""
+    """Raised if one table has columns of the other; also an AssertionError."""
 
 
 def create_criteria_groundtruth(
@@ -21,9 +21,9 @@ def create_criteria_groundtruth(
     valid_criterion_ids: Iterable[str] = (),
     output_path: str | pathlib.Path | None = None,
 ) -> Any:
-    """post_id, criterion_id, status, label of two DataFrames, from `status` alone; written as CSV where asked for.
+    """Return post_id, criterion_id, status, label from two DataFrames; reads `status`, never `cases`.
 
-    Raises as groundtruth.criteria_table. Needs pandas.
+    output_path: also write it as CSV. Raises the errors of groundtruth.criteria_table. Needs pandas.
     """
     rows, columns = _records(annotations), getattr(annotations, "columns", ())
     rows = groundtruth.criteria_table(rows, _records(posts), valid_criterion_ids, field_map, columns)
@@ -37,9 +37,9 @@ def create_evidence_groundtruth(
     valid_criterion_ids: Iterable[str] = (),
     output_path: str | pathlib.Path | None = None,
 ) -> Any:
-    """post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id, from `cases` alone.
+    """Return post_id, criterion_id, case_id, evidence_text, start_char, end_char, sentence_id; reads `cases` only.
 
-    Raises as groundtruth.evidence_table. Needs pandas.
+    output_path: also write it as CSV. Raises the errors of groundtruth.evidence_table. Needs pandas.
     """
     rows, columns = _records(annotations), getattr(annotations, "columns", ())
     rows = groundtruth.evidence_table(rows, _records(posts), valid_criterion_ids, field_map, columns)
@@ -47,7 +47,7 @@ def create_evidence_groundtruth(
 
 
 def validate_strict_separation(criteria: Any, evidence: Any) -> None:
-    """Raises LeakedColumn (a ValueError and an AssertionError) where evidence has `status`, or criteria a passage."""
+    """Raise LeakedColumn (a ValueError and an AssertionError) if evidence has `status`, or criteria has passages."""
     try:
         groundtruth.validate_strict_separation(*(_with_columns(table) for table in (criteria, evidence)))
     except UserError as error:
@@ -57,7 +57,7 @@ def validate_strict_separation(criteria: Any, evidence: Any) -> None:
 def make_groundtruth(
     annotations: Any, posts: Any, valid_criterion_ids: Iterable[str], output_dir: str | pathlib.Path, seed: int = 42
 ) -> dict[str, pathlib.Path]:
-    """criteria_groundtruth.csv, evidence_groundtruth.csv and splits.json under output_dir; their paths by name."""
+    """Write criteria_groundtruth.csv, evidence_groundtruth.csv and splits.json to output_dir; return paths by name."""
     folder, ids = pathlib.Path(output_dir), list(valid_criterion_ids)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}_groundtruth.csv" for name in ("criteria", "evidence")}
@@ -70,7 +70,7 @@ def make_groundtruth(
 
 
 def load_field_map(path: str | pathlib.Path) -> dict[str, Any]:
-    """configs/data/field_map.yaml as a dict; what it leaves out is the original's."""
+    """Read a configs/data/field_map.yaml as a dict; missing entries take the original's values."""
     from omegaconf import OmegaConf
 
     found = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(FIELD_MAP), OmegaConf.load(path)), resolve=True)
@@ -78,7 +78,7 @@ def load_field_map(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def load_dsm_criteria(path: str | pathlib.Path) -> list[dict[str, str]]:
-    """The entries of dsm_criteria.json: [{"id": ..., "text": ...}]."""
+    """Return the entries of a dsm_criteria.json: [{"id": ..., "text": ...}]."""
     return list(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
 
 
@@ -87,7 +87,7 @@ def _records(table: Any) -> list[dict[str, Any]]:
 
 
 def _with_columns(table: Any) -> list[dict[str, Any]]:
-    """The rows, or one that holds the columns of an empty DataFrame."""
+    """Return the rows; for an empty DataFrame, one row of None with its columns, so that the columns are checked."""
     return _records(table) or [dict.fromkeys(getattr(table, "columns", ()))]
 
 

@@ -1,4 +1,4 @@
-"""The original's YAML (its scripts' nested files, its flat training files, a study's best_config.yaml) -> settings."""
+"""Convert the original's YAML (nested script configs, flat training files, a study's best_config.yaml) to settings."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,12 +27,15 @@ PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file's values, under the section that its kind of file puts them in, or at the top."""
+    """Values of a config file, looked up under `training` and `dataset` or at the top level."""
 
     values: Mapping[str, Any]
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of the names that is there: `training.<name>`, then the name itself; dotted names go deeper."""
+        """Return the value of the first name that is set, else `default`. Dotted names are nested keys.
+
+        Each name is looked up as `training.<name>`, then `dataset.<name>`, then `<name>`.
+        """
         for name in names:
             for path in (f"training.{name}", f"dataset.{name}", name):
                 value = _at(self.values, path.split("."))
@@ -41,12 +44,12 @@ class Found:
         return default
 
     def is_null(self, name: str) -> bool:
-        """Tell whether `training.<name>` or the name itself is there and null."""
+        """Return True if `training.<name>` or `<name>` is explicitly null."""
         sections = (self.values, self.values.get("training"))
         return any(isinstance(one, Mapping) and name in one and one[name] is None for one in sections)
 
     def one(self, known: Mapping[str, str], *names: str, default: str) -> str:
-        """The same for a name that has to be known."""
+        """Return the translation in `known` of the value that `get` finds; raises UserError for an unknown value."""
         value = str(self.get(*names, default=default)).lower()
         if value not in known:
             raise UserError(f"{names[0]} is {value!r}, wanted one of {', '.join(known)}")
@@ -62,11 +65,11 @@ def _at(values: Any, path: list[str]) -> Any:
 
 
 def convert(original: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings. What the file leaves out takes the value of the original's configs/training/default.yaml.
+    """Return nested settings. Missing values take the defaults of the original's configs/training/default.yaml.
 
-    The architecture is the task that is asked for or Hydra's choice of one, `project`, the section `task`, or what the
-    columns and models say; criteria where nothing does. The original's batch is one micro-batch: data.batch_size is
-    batch x accumulation.
+    The architecture is the first one found among: the requested task, `project`, the section `task`, and a guess from
+    columns and models; criteria otherwise. The original's batch is one micro-batch, so data.batch_size is batch x
+    accumulation.
     """
     found = Found(original)
     accumulate = found.get("gradient_accumulation_steps", "gradient_accumulation", default=1)
@@ -160,7 +163,10 @@ def _data(found: Found, dataset: Mapping[str, Any], accumulate: int, architectur
 
 
 def _ratios(splits: Any) -> list[float] | None:
-    """Shares of training, validation and test: a list of two or three, or a mapping of train, val and test."""
+    """Return the shares of training, validation and test from a list of two or three, or from a mapping.
+
+    Raises UserError for a list of another length.
+    """
     if splits is None:
         return None
     shares = [splits.get(name) or 0.0 for name in ("train", "val", "test")] if hasattr(splits, "get") else list(splits)
@@ -222,7 +228,7 @@ def _matmul(found: Found) -> str:
 
 
 def _tracking(mlflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Every training is tracked; `optuna` and MLflow's store are the project's sqlite files."""
+    """Return the tracking settings: always MLflow, by default in the original's store sqlite:///mlflow.db."""
     return {
         "mlflow": True,
         "mlflow_uri": mlflow.get("tracking_uri", "sqlite:///mlflow.db"),
@@ -230,7 +236,7 @@ def _tracking(mlflow: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-BEST = {  # names of the original's searches -> settings; those that a task does not have are left out
+BEST = {  # names of the original's searches -> settings; settings that a task does not have are left out
     "learning_rate": ("optim.lr",),
     "weight_decay": ("optim.weight_decay",),
     "warmup_ratio": ("optim.schedule.warmup_ratio",),
@@ -250,7 +256,7 @@ BATCH, ACCUMULATE = ("batch_size", "train_batch_size"), ("gradient_accumulation_
 
 
 def best(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from the flat best_config.yaml of the original's search. Raises UserError for names that it has not."""
+    """Return settings from the flat best_config.yaml of the original's search. Raises UserError for unknown names."""
     unknown = [name for name in values if name not in (*BEST, *BATCH, *ACCUMULATE)]
     if unknown:
         raise UserError(

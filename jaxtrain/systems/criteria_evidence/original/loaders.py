@@ -1,4 +1,4 @@
-"""Splits and loaders under the original's names, for torch code beside a run."""
+"""The original's splits and loaders, under its names, for torch code outside a jaxtrain run."""
 
 import json
 import os
@@ -23,7 +23,10 @@ def get_optimal_dataloader_kwargs(
     persistent_workers: bool | None = None,
     prefetch_factor: int | None = 2,
 ) -> dict[str, Any]:
-    """Keyword arguments for a torch DataLoader: up to 8 workers beside a GPU, up to 4 beside a CPU."""
+    """Return keyword arguments for a torch DataLoader.
+
+    By default up to 8 workers with a CUDA device, and up to 4 (half the CPUs) without.
+    """
     cuda = torch.device(device).type == "cuda"
     cpus = os.cpu_count() or 1
     if num_workers is None:
@@ -36,12 +39,12 @@ def get_optimal_dataloader_kwargs(
 
 
 def random_split_indices(size: int, seed: int = 42) -> dict[str, list[int]]:
-    """The rows of the original's 80/10/10 split with that seed."""
+    """Return the row indices of the original's 80/10/10 split with that seed."""
     return splits.random_split(size, seed)
 
 
 def split_dataset(dataset: Dataset, seed: int = 42) -> tuple[Subset, Subset, Subset]:
-    """80/10/10 as the original's scripts split: torch's random_split with a generator of that seed."""
+    """Split 80/10/10 as the original's scripts do: torch's random_split with a generator of that seed."""
     train, val = int(0.8 * len(dataset)), int(0.1 * len(dataset))
     generator = torch.Generator().manual_seed(seed)
     first, second, third = random_split(dataset, [train, val, len(dataset) - train - val], generator=generator)
@@ -56,7 +59,10 @@ def create_dataloaders(
     eval_batch_size: int = 64,
     **kwargs: Any,
 ) -> tuple[DataLoader, ...]:
-    """Loaders of the splits, the first one shuffled. kwargs: DataLoader's, as get_optimal_dataloader_kwargs gives."""
+    """Return DataLoaders of the splits; only training is shuffled.
+
+    kwargs: passed to DataLoader, for example those of get_optimal_dataloader_kwargs. No test loader without a test set.
+    """
     held_out = [one for one in (val_dataset, test_dataset) if one is not None]
     loaders = [DataLoader(one, batch_size=eval_batch_size, shuffle=False, **kwargs) for one in held_out]
     return (DataLoader(train_dataset, batch_size=train_batch_size, shuffle=True, **kwargs), *loaders)
@@ -73,9 +79,9 @@ def group_split_by_post_id(
     test_ratio: float = 0.15,
     random_seed: int = 42,
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Post ids of training, validation and test: no post is in two of them. df: a DataFrame, or a sequence of ids.
+    """Return the post ids of training, validation and test, disjoint. df: a DataFrame, or a sequence of ids.
 
-    Raises UserError where the ratios do not add up to 1 or there are too few posts.
+    Raises UserError if the ratios do not add up to 1 or there are too few posts.
     """
     if abs(train_ratio + val_ratio + test_ratio - 1) > 1e-6:
         raise UserError(f"train, val and test ratios add up to {train_ratio + val_ratio + test_ratio:g}, wanted 1")
@@ -87,7 +93,7 @@ def group_split_by_post_id(
 def save_splits_json(
     train: Sequence[Any], val: Sequence[Any], test: Sequence[Any], path: str | pathlib.Path, **metadata: Any
 ) -> None:
-    """Write splits.json: the ids of each split, and their numbers in `metadata`."""
+    """Write a splits.json: the ids of each split, and `metadata` with their counts."""
     parts = dict(zip(NAMES, (list(train), list(val), list(test)), strict=True))
     counts = {f"{name}_count": len(ids) for name, ids in parts.items()}
     path = pathlib.Path(path)
@@ -97,7 +103,7 @@ def save_splits_json(
 
 
 def load_splits_json(path: str | pathlib.Path) -> dict[str, Any]:
-    """The content of a splits.json. Raises FileNotFoundError, and ValueError for a post in two splits."""
+    """Return the content of a splits.json. Raises FileNotFoundError, and ValueError if a post is in two splits."""
     path = pathlib.Path(path)
     if not path.is_file():
         raise datasets.MissingFile(f"{path}: no such splits file; group_split_by_post_id makes one")
@@ -110,7 +116,8 @@ def load_splits_json(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _shares(dataset: Dataset, ratios: Sequence[float]) -> tuple[Subset, ...]:
-    """Floors of the shares, what is left handed out one each from the first; torch's global generator draws."""
+    """Split randomly with torch's global generator; each size is the floor of its share, and the remaining rows go one
+    each to the first splits. Raises UserError if the ratios do not add up to 1."""
     if abs(sum(ratios) - 1) > 1e-3:
         raise UserError(f"splits {list(ratios)} add up to {sum(ratios):g}, wanted 1")
     sizes = [int(len(dataset) * ratio) for ratio in ratios]
@@ -137,10 +144,10 @@ load_joint_dataset = _loader_of(datasets.JointDataset)
 
 
 class ClassificationDataset(Dataset):
-    """Texts, or pairs of texts, with labels: input_ids, attention_mask and labels, tokenized at once.
+    """Dataset of texts, or pairs of texts, with labels, all tokenized at once: input_ids, attention_mask and labels.
 
-    tokenizer: a transformers tokenizer, or one that is called like it. criterion_indices, post_ids, criterion_ids: come
-    along as criterion_index, post_id, criterion_id.
+    tokenizer: a transformers tokenizer, or one with the same call. criterion_indices, post_ids, criterion_ids: added to
+    the items as criterion_index, post_id, criterion_id. Raises UserError if texts and labels differ in number.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""MLflow as the original's scripts use it, for a script around the facade's Trainer; jaxtrain.run tracks by itself."""
+"""The original's MLflow functions, for scripts that use the original-compatible Trainer; jaxtrain.run needs none."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.original_configs import leaves
 from jaxtrain.runtime import git
 
-PARAM_LENGTH = 500  # characters that every store takes
+PARAM_LENGTH = 500  # longest parameter that every MLflow store accepts, in characters
 
 
 def _mlflow() -> Any:
@@ -26,7 +26,7 @@ def _mlflow() -> Any:
 def configure_mlflow(
     tracking_uri: str = "sqlite:///mlflow.db", experiment: str = "Criteria", artifact_location: str | None = None
 ) -> str:
-    """Set the store and the experiment, made where it is new; its id."""
+    """Set the tracking store and the experiment, which is created if new; return the experiment's id."""
     mlflow = _mlflow()
     mlflow.set_tracking_uri(tracking_uri)
     known = mlflow.get_experiment_by_name(experiment)
@@ -39,7 +39,7 @@ def configure_mlflow(
 def mlflow_run(
     name: str, config: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None
 ) -> Iterator[Any]:
-    """Run with the tags git_sha and config_hash, the config as parameters, and its text as config.yaml."""
+    """Start a run tagged with git_sha and config_hash; log the config as parameters and as the file config.yaml."""
     mlflow = _mlflow()
     known = {"git_sha": git_sha(), **({} if config is None else {"config_hash": config_hash(config)}), **(tags or {})}
     with mlflow.start_run(run_name=name, tags=known) as run:
@@ -49,7 +49,7 @@ def mlflow_run(
 
 
 def log_config(config: Mapping[str, Any]) -> None:
-    """Every leaf as a parameter, lists as JSON, cut to 500 characters, and config.yaml as an artifact."""
+    """Log every leaf of the config as a parameter (lists as JSON, cut to 500 characters), and config.yaml as a file."""
     mlflow = _mlflow()
     for key, value in leaves(_plain(config)):
         text = json.dumps(value) if isinstance(value, (list, tuple)) else str(value)
@@ -61,12 +61,12 @@ def log_config(config: Mapping[str, Any]) -> None:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Eight digits of the config's YAML."""
+    """Return the first eight hex digits of the MD5 of the config's YAML."""
     return hashlib.md5(_text(config).encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def git_sha() -> str:
-    """The revision of the folder that the script runs in, "unknown" outside a repository."""
+    """Return the git revision of the current folder, or "unknown" outside a repository."""
     return git.revision() or "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Answers of a torch model for texts, with the fields of the original's predict()."""
+"""Predict with a torch model for texts; the results have the fields of the original's predict()."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,10 +20,11 @@ def predict(
     max_length: int = 256,
     evidence_max_length: int = 512,
 ) -> list[dict[str, Any]]:
-    """One dict per text. criteria: prediction, confidence, probabilities. evidence: start_index, end_index,
-    predicted_span. share and joint: both. texts: strings; for joint mappings with sentence and context.
+    """Return one dict per text.
 
-    tokenizer: a fast one of transformers. Raises UserError for a slow one.
+    criteria: prediction, confidence, probabilities. evidence: start_index, end_index, predicted_span. share and joint:
+    criteria_prediction, criteria_confidence, criteria_probabilities, span_start, span_end, predicted_span. texts:
+    strings; for joint, mappings with sentence and context. tokenizer: a fast one of transformers, else UserError.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -48,5 +49,5 @@ def predict(
 
 
 def _reads(tokenizer: Any, key: str) -> bool:
-    """RoBERTa's tokenizer has no token types, and its model only one."""
+    """Return False for token_type_ids if the tokenizer has none (RoBERTa: its model knows only one type)."""
     return not key.endswith("token_type_ids") or "token_type_ids" in tokenizer.model_input_names

@@ -1,7 +1,7 @@
-"""The family `Project` as torch modules: heads, and the models Criteria, Evidence, Share and Joint.
+"""Model family `Project` as torch modules: heads, and the models Criteria, Evidence, Share and Joint.
 
-Each is what the original calls `Model` in its own package. The encoder is transformers' own, so that everything that it
-offers (config, gradient checkpointing, save_pretrained) is there.
+The original calls each of them `Model`, in a package of its own. The encoder is transformers' model, so its features
+(config, gradient checkpointing, save_pretrained) are available.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ Config = Mapping[str, Any] | None
 
 
 class ClassificationHead(nn.Module):
-    """dropout -> [Linear -> GELU -> dropout] x (layer_num - 1) -> output_layer.
+    """Classifier: dropout -> [Linear -> GELU -> dropout] x (layer_num - 1) -> output_layer.
 
-    hidden_dims: widths of the hidden layers, input_dim for each if left out. Raises UserError, a ValueError, where
-    their number is not layer_num - 1.
+    hidden_dims: widths of the hidden layers, input_dim for each by default. Raises UserError, a ValueError, if there
+    are not layer_num - 1 of them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ClassificationHead(nn.Module):
 
 
 class SpanPredictionHead(nn.Module):
-    """[batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
+    """Span head: [batch, token, width] -> start and end logits [batch, token]; channel 0 of `linear` is the start."""
 
     def __init__(self, hidden_size: int, dropout: float = 0.1):
         super().__init__()
@@ -62,7 +62,7 @@ class SpanPredictionHead(nn.Module):
 
 
 def read(encoder: nn.Module, input_ids, attention_mask, token_type_ids) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states, and one vector per text: the pooler's, or the first token's where there is no pooler."""
+    """Return the hidden states, and one vector per text: the pooler's output, or the first token without a pooler."""
     named = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
     outputs = encoder(**{name: value for name, value in named.items() if value is not None})
     hidden = outputs.last_hidden_state
@@ -76,7 +76,7 @@ def classifier(width: int, *options: Any) -> ClassificationHead:
 
 
 class Criteria(nn.Module):
-    """Is the annotated symptom present? forward -> logits [batch, class]."""
+    """Classifier of whether the annotated symptom is present. forward -> logits [batch, class]."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Criteria(nn.Module):
 
 
 class Evidence(nn.Module):
-    """Where in the post is the supporting sentence? forward -> start and end logits, each [batch, token]."""
+    """Span model that finds the supporting sentence in the post. forward -> start and end logits [batch, token]."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Evidence(nn.Module):
 
 
 class Share(nn.Module):
-    """Both questions on one encoder. forward -> (logits, start, end), or a dict with return_dict=True."""
+    """Criteria and evidence heads on one encoder. forward -> (logits, start, end), or a dict with return_dict=True."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Share(nn.Module):
 
 
 class Joint(nn.Module):
-    """Two encoders; the sentence's vector, through `fusion`, is added to every token of the post.
+    """Model with two encoders; `fusion` of the sentence's vector is added to every token of the post.
 
     With this linear span head the fusion changes neither loss nor prediction (see project_models.Joint).
     """
@@ -207,7 +207,7 @@ class Joint(nn.Module):
         evidence_token_type_ids=None,
         return_dict: bool = False,
     ):
-        """Without evidence ids the sentence, its mask and its types are read on both sides."""
+        """Return (logits, start, end) or a dict. Without evidence ids, both encoders read the sentence."""
         first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
         pooled = read(self.criteria_encoder, *first)[1]
@@ -217,7 +217,7 @@ class Joint(nn.Module):
 
 
 def answer(logits, start, end, return_dict: bool):
-    """(logits, start, end), or the same by name."""
+    """Return (logits, start, end), or a dict with return_dict."""
     if return_dict:
         return {"logits": logits, "start_logits": start, "end_logits": end}
     return logits, start, end

@@ -1,4 +1,4 @@
-"""The originals' learning rates, off-by-ones included, for `compat: original`: transformers' schedules."""
+"""The original's learning-rate schedules (those of transformers), off-by-ones included, for `compat: original`."""
 
 import math
 
@@ -6,12 +6,15 @@ from jaxtrain.optim.schedules import Schedule
 
 
 def schedule(config, given, steps_per_epoch: int):
-    """Under `compat: original` the schedule of transformers, one step further after every epoch; else as configured."""
+    """Return transformers' schedule with one extra step per epoch under `compat: original`, else the given schedule.
+
+    The schedules step, wsd and plateau are always as given.
+    """
     settings = config.optim.schedule
     if config.compat != "original" or settings.name in ("step", "wsd", "plateau"):
         return given
     warmup = settings.warmup_steps or int((settings.warmup_ratio or 0) * config.train.steps)
-    # The original's length counts micro-batches, not updates.
+    # The original computes the schedule's length in micro-batches, not in updates.
     total = config.train.steps * config.train.accumulate_steps
     name = "constant_with_warmup" if settings.name == "constant" and warmup else settings.name
     original = transformers(name, total, warmup, lr=config.optim.lr, power=settings.power)
@@ -19,7 +22,10 @@ def schedule(config, given, steps_per_epoch: int):
 
 
 def with_extra_step_per_epoch(schedule: Schedule, updates_per_epoch: int) -> Schedule:
-    """The criteria trainer steps its scheduler once more after each epoch's validation: every epoch skips a value."""
+    """Return the schedule with one value skipped per epoch.
+
+    The original's trainer steps its scheduler once more after each epoch's validation.
+    """
     return lambda step: schedule(step + step // updates_per_epoch)
 
 
@@ -33,10 +39,10 @@ def transformers(
     power: float = 1.0,
     lr_end: float = 1e-7,
 ) -> Schedule:
-    """transformers' schedule of that name; a warm-up starts at 0, so the first update moves nothing.
+    """Return transformers' schedule of that name. Warm-up starts at 0, so the first update changes nothing.
 
     name: linear, cosine (rises again past the end), cosine_with_restarts, polynomial, constant, constant_with_warmup,
-    none. lr: the base rate, which polynomial needs for its absolute lr_end. Raises ValueError for another name.
+    none; another one raises ValueError. lr: the base rate; polynomial needs it because its lr_end is absolute.
     """
     ramp = lambda step: step / max(1, warmup_steps)
     progress = lambda step: (step - warmup_steps) / max(1, total_steps - warmup_steps)

@@ -1,4 +1,4 @@
-"""Names that users of the torch original know, for scripts that change their imports only."""
+"""Functions of the torch original under its names, for scripts that change only their imports."""
 
 import os
 import random
@@ -14,10 +14,10 @@ from jaxtrain.systems.criteria_evidence.csv_files import criterion_map
 def set_seed(
     seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool = False, env_var: str | None = None
 ) -> int:
-    """Seed python, numpy and torch, and set torch's determinism as the original does. Gives the seed back.
+    """Seed python, numpy and torch, and set torch's determinism as the original does; return the seed.
 
-    A jaxtrain run needs none of it (its randomness is a function of config.seed); torch code beside it may. env_var: a
-    variable of the environment whose number wins over `seed`.
+    A jaxtrain run does not need it (its randomness is a function of config.seed), but your own torch code may. env_var:
+    name of an environment variable whose number overrides `seed`.
     """
     seed = int(os.environ.get(env_var, seed)) if env_var else seed
     random.seed(seed)
@@ -29,14 +29,14 @@ def set_seed(
     os.environ["PYTHONHASHSEED"] = str(seed)
     try:
         torch.use_deterministic_algorithms(deterministic)
-    except Exception:  # as in the original, whatever a build of torch raises
+    except Exception:  # as in the original; builds of torch raise different errors
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
     return seed
 
 
 def get_device(prefer_cuda: bool = True, device_id: int = 0) -> torch.device:
-    """cuda:device_id where there is one, else the CPU; prints what it offers: memory, compute capability, TF32,
-    bfloat16, CUDA version. `python -m jaxtrain.doctor` tells what JAX has."""
+    """Return cuda:device_id if CUDA is available, else the CPU; print its memory, compute capability, CUDA version, and
+    TF32 and bfloat16 support. `python -m jaxtrain.doctor` shows JAX's devices."""
     if not (prefer_cuda and torch.cuda.is_available()):
         print("Using device: cpu")
         return torch.device("cpu")
@@ -52,7 +52,7 @@ def get_device(prefer_cuda: bool = True, device_id: int = 0) -> torch.device:
 
 
 def print_system_info() -> dict[str, str]:
-    """Print versions of Python, torch, CUDA and the GPUs; gives them as a dict."""
+    """Print the versions of Python, torch and CUDA and the names of the GPUs; return them as a dict."""
     import platform
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
@@ -64,10 +64,10 @@ def print_system_info() -> dict[str, str]:
 
 
 def compute_total_steps(num_batches: int, gradient_accumulation_steps: int, num_epochs: int) -> int:
-    """Optimizer steps of a run: a last, incomplete group counts; 0 batches give 0."""
+    """Return the number of optimizer steps of a run; an incomplete last group counts; 0 for 0 batches."""
     return -(-num_batches // max(gradient_accumulation_steps, 1)) * max(num_epochs, 1) if num_batches else 0
 
 
 def criterion_texts(entries: list[Mapping[str, Any]]) -> dict[str, str]:
-    """Criterion texts by id, in any capitals."""
+    """Return criterion texts by id as written, in upper case and in lower case."""
     return criterion_map(entries)

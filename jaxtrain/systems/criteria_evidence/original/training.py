@@ -1,9 +1,9 @@
-"""The original's Trainer: its arguments, attributes, methods, log and checkpoint files; each step a compiled program.
+"""The original's Trainer with its arguments, attributes, methods, log and checkpoint files, but compiled steps.
 
-The loop is Python's, one call of a program (jaxtrain.compile) per batch, so each method can be called, overridden and
-extended with super(). `model` and `optimizer` are torch's own objects; reading one brings its values up to date. Where
-model, loss or optimizer cannot be compiled (a branch on a tensor's values, a mock), a warning says why and torch runs
-the steps.
+The loop is plain Python with one call of a compiled program (jaxtrain.compile) per batch, so each method can be called,
+overridden and extended with super(). `model` and `optimizer` are torch objects; reading one synchronises its values
+first. If model, loss or optimizer cannot be compiled (a branch on a tensor's values, a mock), a warning says why and
+torch runs the steps.
 """
 
 import inspect
@@ -29,7 +29,7 @@ Scores = dict[str, Any]
 
 
 def __getattr__(name: str) -> Any:
-    """Give `mlflow`, which the original's module imports: a test can patch it here. It is imported on first use."""
+    """Return `mlflow`, imported on first use. The original's module imports it, and tests patch it there."""
     if name == "mlflow":
         import mlflow
 
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 class UnknownMetric(UserError, KeyError):
-    """early_stopping_metric is not among the metrics of an epoch."""
+    """Raised if early_stopping_metric is not among the metrics of an epoch; also a KeyError."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -49,12 +49,13 @@ def _alias(name: str) -> Any:
 
 
 class Trainer:
-    """Train a classifier on batches of input_ids, attention_mask and labels.
+    """Trainer of a classifier on batches of input_ids, attention_mask and labels.
 
     criterion: a torch loss of (logits, labels). scheduler: a torch lr_scheduler, stepped after every update and, as in
-    the original, once more after every epoch. A last, incomplete group of gradient_accumulation_steps batches is left
-    out, as there. use_amp: counts on a CUDA device only; float16 and bfloat16 both compute in bfloat16, which needs no
-    loss scale. save_dir: latest_checkpoint.pt after every epoch, best_checkpoint.pt where it is the best.
+    the original, once more after every epoch. An incomplete last group of gradient_accumulation_steps batches makes no
+    update, as in the original. use_amp: has an effect on a CUDA device only; float16 and bfloat16 both compute in
+    bfloat16, which needs no loss scaling. save_dir: folder for latest_checkpoint.pt (after every epoch) and
+    best_checkpoint.pt (the best one).
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Trainer:
         self._options: tuple = ()
         self._watch()
 
-    # --- other trainers' names for the same -----------------------------------------------------------------------
+    # --- aliases: other trainers' names ---------------------------------------------------------------------------
 
     epochs, lr_scheduler, loss_fn = _alias("num_epochs"), _alias("scheduler"), _alias("criterion")
     clip_grad, accumulation_steps = _alias("gradient_clip"), _alias("gradient_accumulation_steps")
@@ -114,14 +115,14 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Updates of one epoch; a last, incomplete group makes none."""
+        """Return the number of updates per epoch; an incomplete last group makes none."""
         return len(self.train_loader) // self.gradient_accumulation_steps
 
     # --- torch's objects ------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, with the newest weights."""
+        """Return the torch model with the current weights."""
         self._sync()
         return self._model
 
@@ -133,7 +134,7 @@ class Trainer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, with the newest state."""
+        """Return the torch optimizer with the current state."""
         self._sync()
         return self._optimizer
 
@@ -149,7 +150,7 @@ class Trainer:
             self._current.sync()
 
     def _watch(self) -> None:
-        """Begin a new step after a load_state_dict of the optimizer."""
+        """Drop the compiled step after each load_state_dict of the optimizer, so the next one reads its new state."""
         if isinstance(self._optimizer, torch.optim.Optimizer):
             self._optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
 
@@ -157,7 +158,7 @@ class Trainer:
         self._current = None
 
     def _step(self) -> StepOrTorch:
-        """The step for the present options."""
+        """Return the step for the current options; build a new one if an option has changed."""
         options = (self.gradient_clip, self.gradient_accumulation_steps, self.use_amp, id(self.criterion))
         if self._current is None or self._options != options:
             self._sync()
@@ -183,13 +184,16 @@ class Trainer:
     def compute_loss(
         self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of a batch and its logits, in torch: recorded once and compiled."""
+        """Return the loss and the logits of a batch. Written in torch, but recorded once and compiled."""
         logits = model(batch["input_ids"], batch["attention_mask"])
         return self.criterion(logits, batch["labels"]), logits
 
     def training_step(self, batch: Mapping[str, Any], update: bool = True) -> Scores:
-        """Forward, backward and, with `update`, clipping, optimizer and scheduler: loss and the number of correct rows,
-        lazily (reading one waits for it). Without `update` the gradients are kept for the next call."""
+        """Run forward and backward, and with `update` gradient clipping, optimizer and scheduler.
+
+        Returns `loss` and `correct` (number of correct rows), computed asynchronously: reading one waits for it.
+        Without `update` the gradients are accumulated for the next call.
+        """
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
         _, found = self._step()(tensors, update=update)
         if update:
@@ -199,9 +203,12 @@ class Trainer:
         return found
 
     def train_epoch(self, epoch: int = 0) -> Scores:
-        """One pass over the training data: train_loss, the mean over batches, and train_accuracy."""
+        """Run one pass over the training data; return train_loss (mean over batches) and train_accuracy.
+
+        Raises UserError if the loader is empty.
+        """
         self._model.train()
-        self._step().drop_gradients()  # of a group that the last epoch left incomplete
+        self._step().drop_gradients()  # left over from an incomplete group of the previous epoch
         losses, correct, seen = [], [], 0
         for index, batch in enumerate(self.train_loader):
             update = (index + 1) % self.gradient_accumulation_steps == 0
@@ -221,8 +228,8 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, epoch: int = 0) -> Scores:
-        """Scores of val_loader: val_loss (the mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
-        val_precision_macro, val_recall_macro, val_auroc_macro. The model is left in evaluation mode, as there."""
+        """Return the metrics of val_loader: val_loss (mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
+        val_precision_macro, val_recall_macro, val_auroc_macro. Leaves the model in eval mode, as the original does."""
         self._model.eval()
         step, logits, labels, losses = self._step(), [], [], []
         for batch in self.val_loader:
@@ -236,7 +243,10 @@ class Trainer:
         return found | {"val_loss": float(np.mean(losses))}
 
     def train(self) -> Scores:
-        """Train to the last epoch, or until `patience` epochs bring no improvement: best_<metric> and total_epochs."""
+        """Train until the last epoch or `patience` epochs without improvement; return best_<metric> and total_epochs.
+
+        Raises UnknownMetric if early_stopping_metric is not among an epoch's metrics.
+        """
         epochs = 0
         for epoch in range(self.num_epochs):
             self.current_epoch, started = epoch, time.time()
@@ -263,7 +273,7 @@ class Trainer:
         return final
 
     def check_improvement(self, value: float) -> bool:
-        """Tell whether the value beats the best by more than min_delta; count the epochs for which it does not."""
+        """Return True if the value beats the best by more than min_delta; update the best value and the patience."""
         improved = scores.improved(
             float("nan") if value is None else value, self.best_metric_value, self.early_stopping_mode, self.min_delta
         )
@@ -273,13 +283,13 @@ class Trainer:
         return improved
 
     def epoch_summary(self, found: Mapping[str, Any]) -> str:
-        """The line that is printed after an epoch."""
+        """Return the line that is printed after an epoch."""
         shown = ("train_loss", "train_accuracy", "val_loss", self.early_stopping_metric)
         parts = [f"{name}: {found[name]:.4f}" for name in shown if isinstance(found.get(name), float)]
         return f"Epoch {found['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {found['epoch_time']:.1f}s"
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Log to the MLflow run that the script has started, if there is one, or to what a test put in its place."""
+        """Log to the script's active MLflow run, if there is one, or to a patched mlflow.log_metrics."""
         mlflow = globals().get("mlflow", sys.modules.get("mlflow"))
         if mlflow is None or not (_is_patched(mlflow) or mlflow.active_run() is not None):
             return
@@ -289,7 +299,7 @@ class Trainer:
     # --- files ----------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, epoch: int, metrics: Mapping[str, Any], is_best: bool = False) -> None:
-        """latest_checkpoint.pt, and best_checkpoint.pt where it is the best, under save_dir."""
+        """Write latest_checkpoint.pt, and best_checkpoint.pt if is_best, under save_dir; nothing without save_dir."""
         if self.save_dir is None:
             return
         state = {
@@ -311,12 +321,13 @@ class Trainer:
     _save_checkpoint = save_checkpoint
 
     def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
-        """Take weights, optimizer, scheduler, counters and best value from a checkpoint file; gives its content.
+        """Load weights, optimizer, scheduler, counters and best value from a checkpoint file; return its content.
 
-        The original writes such files and cannot read them."""
+        The original writes such files but cannot read them.
+        """
         state = torch.load(path, map_location="cpu", weights_only=True)
         self._sync()
-        plain = getattr(self._model, "_orig_mod", self._model)  # torch.compile puts its name before the keys
+        plain = getattr(self._model, "_orig_mod", self._model)  # torch.compile prefixes the keys
         plain.load_state_dict({key.removeprefix("_orig_mod."): x for key, x in state["model_state_dict"].items()})
         self._optimizer.load_state_dict(state["optimizer_state_dict"])
         if self.scheduler is not None and "scheduler_state_dict" in state:
@@ -328,7 +339,7 @@ class Trainer:
 
 
 def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
-    """Call train_epoch or validate; one of the user's own may leave out the epoch."""
+    """Call train_epoch or validate; a user's override may omit the parameter `epoch`."""
     try:
         inspect.signature(method).bind(epoch)
     except TypeError:
@@ -337,6 +348,6 @@ def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
 
 
 def _is_patched(mlflow: Any) -> bool:
-    """Tell whether mlflow.log_metrics is another function than MLflow's own."""
+    """Return True if mlflow.log_metrics has been replaced, for example by a test."""
     own = sys.modules.get("mlflow.tracking.fluent")
     return own is not None and mlflow.log_metrics is not own.log_metrics

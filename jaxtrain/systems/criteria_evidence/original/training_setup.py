@@ -1,4 +1,4 @@
-"""Optimizers, schedulers, losses and the Evaluator under the original's names, in torch."""
+"""The original's optimizers, schedulers, losses and Evaluator, under its names and in torch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +17,11 @@ NO_DECAY = ("LayerNorm.weight", "layer_norm.weight")
 
 
 def _at(config: Any, *names: str, default: Any = None) -> Any:
-    """The first of the dotted names that a config has, in its section `training` or at its top. A config that is the
-    section named by the first part itself (no `training`, no such section) answers for it: {"name": "adam"}."""
+    """Return the config's value for the first of the dotted names that it has, under `training` or at the top level.
+
+    If the config has neither `training` nor the named section, it is taken to be that section: {"name": "adam"} has
+    `optimizer.name`.
+    """
     sections = {name.partition(".")[0] for name in names if "." in name}
     if hasattr(config, "get") and not any(config.get(one) is not None for one in ("training", *sections)):
         names = (*names, *(name.partition(".")[2] for name in names if "." in name))
@@ -36,8 +39,11 @@ def _at(config: Any, *names: str, default: Any = None) -> Any:
 
 
 def create_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
-    """adamw or adam by the config's learning_rate, weight_decay and optimizer.{name, betas, eps}; two groups, the
-    second one (biases and LayerNorm weights) without decay. Raises UserError, a ValueError, for another name."""
+    """Return AdamW or Adam with the config's learning_rate, weight_decay and optimizer.{name, betas, eps}.
+
+    It has two parameter groups; the second one (biases and LayerNorm weights) has no weight decay. Raises UserError, a
+    ValueError, for another name.
+    """
     name = str(_at(config, "optimizer.name", default="adamw")).lower()
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
     if name not in kinds:
@@ -58,8 +64,10 @@ def create_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
 
 
 def create_scheduler(optimizer: torch.optim.Optimizer, config: Any, total_steps: int) -> Any:
-    """transformers' schedule by scheduler.{type or name, warmup_ratio or warmup_steps, num_cycles} as a torch
-    LambdaLR; None for `none`, `constant` and a run without steps. Raises UserError for an unknown name."""
+    """Return transformers' schedule as a torch LambdaLR; None for `none`, `constant` and a run without steps.
+
+    Reads scheduler.{type or name, warmup_ratio or warmup_steps, num_cycles}. Raises UserError for an unknown name.
+    """
     name = str(_at(config, "scheduler.type", "scheduler.name", default="linear")).lower()
     if name in ("none", "constant") or not total_steps:
         return None
@@ -76,7 +84,7 @@ def get_scheduler(
     num_training_steps: int = 0,
     num_cycles: float | None = None,
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """transformers' schedule of that name for a torch optimizer. Raises UserError for an unknown name."""
+    """Return transformers' schedule of that name for a torch optimizer. Raises UserError for an unknown name."""
     rate = optimizer.param_groups[0].get("initial_lr", optimizer.param_groups[0]["lr"])
     cycles = num_cycles if name == "cosine_with_restarts" else None
     try:
@@ -90,9 +98,10 @@ def get_scheduler(
 
 
 class FocalLoss(nn.Module):
-    """Cross-entropy of (logits [batch, class], labels [batch]), each row times (1 - p of its label) ** gamma.
+    """Focal loss of (logits [batch, class], labels [batch]): cross-entropy times (1 - p of the label) ** gamma.
 
-    alpha: a weight per class. label_smoothing: torch's. gamma 0 is plain cross-entropy. Source: Lin et al. 2017.
+    alpha: a weight per class. label_smoothing: as in torch. gamma 0 is plain cross-entropy. Raises UserError for an
+    unknown reduction. Source: Lin et al. 2017.
     """
 
     def __init__(
@@ -119,8 +128,11 @@ class FocalLoss(nn.Module):
 def class_weights(
     labels: Sequence[int] | torch.Tensor, num_classes: int = 2, kind: str = "weighted", beta: float = 0.999
 ):
-    """Weights of the classes for a loss, float [class], by their numbers of rows: `weighted` inversely, `effective_num`
-    as Cui et al. 2019, `none` all 1. Scaled so that the rows' mean is 1."""
+    """Return class weights for a loss, float [class], scaled to a mean of 1 over the rows.
+
+    kind: `weighted` is the inverse of the class's number of rows, `effective_num` follows Cui et al. 2019, `none` is 1
+    for all. Raises UserError for another kind.
+    """
     counts = np.maximum(np.bincount(np.asarray(labels), minlength=num_classes), 1).astype(float)
     known = {"none": np.ones_like(counts), "weighted": 1 / counts, "effective_num": (1 - beta) / (1 - beta**counts)}
     if kind not in known:
@@ -136,13 +148,16 @@ def span_loss(
     end_positions: torch.Tensor,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Mean of start and end cross-entropy over all positions, padding included, as the original has it."""
+    """Return the mean of start and end cross-entropy over all positions, padding included, as in the original."""
     pairs = ((start_logits, start_positions), (end_logits, end_positions))
     return sum(functional.cross_entropy(x, y, label_smoothing=label_smoothing) for x, y in pairs) / 2
 
 
 def multi_task_loss(outputs: Any, batch: Mapping[str, torch.Tensor], loss_weights: Mapping[str, float] | None = None):
-    """criteria x cross-entropy + evidence x span_loss of a share or joint model's (logits, start, end)."""
+    """Return criteria weight x cross-entropy + evidence weight x span_loss of a share or joint model's outputs.
+
+    outputs: (logits, start_logits, end_logits), or a mapping with these names. Missing weights are 1.
+    """
     named = (
         outputs
         if hasattr(outputs, "keys")
@@ -158,9 +173,9 @@ def multi_task_loss(outputs: Any, batch: Mapping[str, torch.Tensor], loss_weight
 
 
 class Evaluator:
-    """Scores of a model on a loader whose batches hold input_ids, attention_mask, labels and, if any, criterion_id.
+    """Metrics of a model on a loader whose batches hold input_ids, attention_mask, labels, optional criterion_id.
 
-    task_type: criteria or evidence, which decides the scores; another one raises TypeError, as in the original.
+    task_type: criteria or evidence, selects the metrics; another one raises TypeError, as in the original.
     """
 
     def __init__(
@@ -176,9 +191,9 @@ class Evaluator:
 
     @torch.no_grad()
     def evaluate(self, dataloader: Any) -> dict[str, Any]:
-        """Score the loader: accuracy, precision, recall, F1, AUROC, per_criterion_f1, confusion_matrix, loss.
+        """Return accuracy, precision, recall, F1, AUROC, per_criterion_f1, confusion_matrix and loss of the loader.
 
-        classification_report too where the classes have names.
+        With class_names, classification_report too. Raises UserError if the loader is empty.
         """
         self.model.eval()
         logits, labels, ids, losses = [], [], [], []
@@ -200,9 +215,9 @@ class Evaluator:
 
 
 class EarlyStopping:
-    """Stop after `patience` values in a row that are not better than the best by more than min_delta.
+    """Early stopping after `patience` values in a row that are not better than the best by more than min_delta.
 
-    step(value) -> whether to stop. The first value always is an improvement; NaN never is.
+    step(value) returns True to stop. The first value always counts as an improvement; a later NaN never does.
     """
 
     def __init__(self, patience: int = 20, min_delta: float = 0.0, mode: str = "max"):

@@ -1,4 +1,4 @@
-"""Decoders that read a learned memory: from scratch, or as an adapter of a pretrained model; LoRA; generation."""
+"""Decoder language models that read a learned memory: from scratch, or as an adapter of a pretrained model."""
 
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.memory_lm.config import Data, LossSection, Memory, Model, Optim
@@ -36,7 +36,7 @@ def _task(model: str, kind: str, **more) -> Task:
         ),
         splits_tokens=lazy(f"jaxtrain.systems.memory_lm.sequence:{kind}"),
         shard_rules=lazy(f"jaxtrain.systems.memory_lm.shard_rules:{kind}"),
-        couples_samples=True,  # the router's balance terms look at the whole micro-batch
+        couples_samples=True,  # the router's balance losses depend on the whole micro-batch
         traced_hparams=(
             "seed",
             "model.dropout",

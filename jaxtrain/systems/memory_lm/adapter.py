@@ -1,4 +1,4 @@
-"""MemoryAdapter: a pretrained decoder whose chosen layers also read a memory bank; optionally LoRA."""
+"""MemoryAdapter: a pretrained decoder whose selected layers also read a memory bank, with optional LoRA."""
 
 import pathlib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from torch_bridge.layouts import named_variables
 
 
 class Adapter(nnx.Module):
-    """Add memory to one decoder layer: h + memory_attn(memory_layernorm(h))."""
+    """Memory read of one decoder layer: h + memory_attn(memory_layernorm(h)). MemoryAdapter.block runs it."""
 
     def __init__(self, memory, config: BackboneConfig, dropout: float, *, rngs: nnx.Rngs):
         self.memory_layernorm = nn.RMSNorm(config.hidden_size, eps=1e-6)
@@ -44,9 +44,12 @@ class Adapter(nnx.Module):
 
 
 class MemoryAdapter(nnx.Module):
-    """config: of the base model. memory: the `memory` section. dropout: of the memory's attention, unless it says
-    otherwise. dtype: of the base model. scan_layers: see `layers`. The block variant has no effect: memory is read
-    after the whole layer."""
+    """Pretrained decoder with memory layers.
+
+    config, dtype: of the base model. memory: the `memory` section. dropout: of the memory's attention, unless
+    memory.memory_dropout is set. scan_layers: see `layers`. memory.memory_block_variant has no effect: memory is always
+    read after the whole decoder layer. Raises UserError if LoRA is enabled and no layer matches its targets.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class MemoryAdapter(nnx.Module):
         lengths=None,
         rngs=None,
     ) -> Output:
-        """As `MemoryTransformer.__call__`."""
+        """Return the Output; arguments as in `MemoryTransformer.__call__`."""
         mask = None if attention_mask is None else attention_mask.astype(bool)
         view = View(mask, position_ids, segment_ids, cache, *input_ids.shape, lengths=lengths)
         strategy = strategy or routing_strategy(self.memory, rngs)
@@ -97,18 +100,18 @@ class MemoryAdapter(nnx.Module):
 
     @property
     def layers(self) -> nnx.List:
-        """The base model's decoder layers."""
+        """Return the base model's decoder layers."""
         return self.base_model.model.layers
 
     def plain_block(self, block, hidden, view, layer: int, rngs=None):
         return block(hidden, view, layer, rngs)
 
     def kind_of(self, layer: int) -> int | None:
-        """Its attention window in tokens."""
+        """Return the layer's attention window in tokens; layers with equal windows can be scanned together."""
         return self.config.windows[layer]
 
     def block(self, layer: int, hidden, view, strategy: str, prefill: bool, rngs=None):
-        """One decoder layer and the memory it reads; the Routing, or None."""
+        """Run one decoder layer and its memory read; return the hidden states and the Routing, or None."""
         hidden = nn.block(self.layers[layer], hidden, view, layer, rngs=rngs)
         if layer not in self.bank_of:
             return hidden, None
@@ -123,27 +126,27 @@ class MemoryAdapter(nnx.Module):
 
     @property
     def head_weight(self):
-        """[vocabulary, width]. A LoRA on lm_head is added in."""
+        """Return the output weight [vocabulary, width], with a LoRA on lm_head added."""
         head = self.base_model.lm_head
         merged = isinstance(head, nn.Linear) or head.merged
         return head.weight[...] if merged else head.weight[...] + head.update.astype(head.weight[...].dtype)
 
     def head(self, hidden):
-        """Logits float [..., vocabulary] of Output.hidden."""
+        """Return logits, float [..., vocabulary], of Output.hidden."""
         return self.base_model.lm_head(hidden)
 
     def logits(self, input_ids, attention_mask=None, **options):
         return self.head(self(input_ids, attention_mask, **options).hidden)
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
-        """A cache for `capacity` tokens, padding included."""
+        """Return an empty cache for `capacity` tokens per row, padding included."""
         config, dtype = self.config, self.base_model.model.embed_tokens.weight[...].dtype
         routing = empty_routing(self.memory, list(self.bank_of), batch, config.hidden_size, dtype)
         return empty_cache(config.num_layers, capacity, batch, config.kv_heads, config.head_dim, dtype, routing)
 
 
 def add_lora(module: nnx.Module, memory, *, rngs: nnx.Rngs) -> list[str]:
-    """Give LoRA to every Linear whose dotted name contains one of `lora_targets`; return their names."""
+    """Replace every Linear whose dotted name contains one of `lora_targets` by a LoRALinear; return their names."""
     return replace_linears(
         module,
         lambda name: any(target in name for target in memory.lora_targets),
@@ -152,7 +155,10 @@ def add_lora(module: nnx.Module, memory, *, rngs: nnx.Rngs) -> list[str]:
 
 
 def backbone_config(model) -> BackboneConfig:
-    """The base model of a `model` section: inline, from a local folder, or from the hub's cache."""
+    """Return the base model's config from a `model` section: inline, or of a local folder or hub id.
+
+    Raises UserError if neither base_config nor base_model_name is set.
+    """
     if model.base_config is not None:
         return read_config(model.base_config)
     if model.base_model_name is None:
@@ -164,14 +170,14 @@ def backbone_config(model) -> BackboneConfig:
 
 
 def config_json(model) -> dict:
-    """The base model's config.json: inline, or from its folder."""
+    """Return the content of the base model's config.json: inline, or from its folder."""
     if model.base_config is not None:
         return dict(model.base_config)
     return load_config_file(folder_of(model.base_model_name))
 
 
 def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
-    """The model of a `memory_lm.adapter` config, before its base weights are loaded."""
+    """Return the model of a `memory_lm.adapter` config, before the base weights are loaded."""
     return MemoryAdapter(
         backbone_config(config.model),
         config.memory,
@@ -183,19 +189,19 @@ def build_model(config, rngs: nnx.Rngs) -> MemoryAdapter:
 
 
 def base_dtype(config) -> str:
-    """The dtype that the base model's weights are kept in: float32 where they are trained."""
+    """Return the dtype of the base model's weights: model.base_dtype if they are frozen, else float32."""
     return config.model.base_dtype if config.model.freeze_base_model else "float32"
 
 
 def folder_of(name: str) -> pathlib.Path:
-    """The folder of a local path or of a hub id. Raises UserError where neither is there."""
+    """Return the folder of a local path or hub id. Raises UserError if there is neither."""
     return hub.folder_of(name, "model.base_model_name")
 
 
 def initial_weights(config) -> Mapping[str, Any] | None:
-    """The base model's weights under the adapter's keys, still in their files; None where it starts from random ones.
+    """Return the base model's weights under the adapter's keys, read lazily; None without a base_model_name.
 
-    Raises UserError where the folder lacks a weight of the model.
+    Raises UserError if the folder lacks a weight of the model.
     """
     if config.model.base_model_name is None:
         return None
@@ -212,7 +218,7 @@ def initial_weights(config) -> Mapping[str, Any] | None:
 
 
 def base_keys(config) -> list[str]:
-    """Keys of the base model's own weights."""
+    """Return the keys of the base model's weights, without LoRA."""
     model = nnx.eval_shape(lambda: build_model(config, initial_rngs(0)))
     keys = [key for key, _ in named_variables(model) if key.startswith("base_model.")]
     return [key for key in keys if not key.endswith((".lora_A", ".lora_B"))]

@@ -1,4 +1,4 @@
-"""Self-attention with rotary positions and grouped heads, memory cross-attention, MLP."""
+"""Layers: self-attention with rotary positions and grouped heads, memory cross-attention, and the MLP."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,10 @@ from jaxtrain.systems.memory_lm.config import check_heads
 
 
 class Rotary(nnx.Module):
-    """inv_freq: [head width / 2], a buffer that the original saves. Source: Su et al. 2021."""
+    """Rotary positions. inv_freq [head width / 2] is a buffer because the original saves it. Source: Su et al. 2021.
+
+    Raises UserError for an odd head width.
+    """
 
     def __init__(self, width: int, theta: float):
         if width % 2:
@@ -20,7 +23,7 @@ class Rotary(nnx.Module):
         self.inv_freq = nn.Buffer(theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width))
 
     def table(self, positions):
-        """cos and sin [..., width] of int positions [...]."""
+        """Return cos and sin [..., width] of int positions [...]."""
         return rotary_angles(positions, self.inv_freq[...])
 
 
@@ -31,7 +34,7 @@ def rotary_angles(positions, inv_freq):
 
 
 class SelfAttention(nnx.Module):
-    """Causal attention; every projection without bias."""
+    """Causal self-attention; the projections have no bias."""
 
     def __init__(self, config, *, rngs: nnx.Rngs):
         width, head = config.hidden_dim, config.hidden_dim // config.num_heads
@@ -44,7 +47,7 @@ class SelfAttention(nnx.Module):
         self.dropout = config.attention_dropout
 
     def __call__(self, x, view, layer: int, rngs=None):
-        """x: [batch, time, width]; view: a `cache.View`, which says who may see whom and keeps keys and values."""
+        """Attend within x [batch, time, width]. `view` (cache.View) holds the mask, and cached keys and values."""
         q, k, v = (
             project(x).reshape(*x.shape[:2], -1, self.head) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -57,7 +60,7 @@ class SelfAttention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """swiglu: down(silu(gate(x)) * up(x)); other activations: down(act(up(x))), without a gate."""
+    """Feed-forward layer. swiglu: down(silu(gate(x)) * up(x)); other activations: down(act(up(x))), without a gate."""
 
     def __init__(self, config, *, rngs: nnx.Rngs):
         width, inner = config.hidden_dim, config.intermediate_dim
@@ -75,10 +78,10 @@ class MLP(nnx.Module):
 
 
 class MemoryCrossAttention(nnx.Module):
-    """Queries from the stream, keys and values from memory tokens; no positions, no mask.
+    """Cross-attention from the residual stream (queries) to memory tokens (keys, values); no positions, no mask.
 
-    width: of the stream. memory_width: of memory vectors. heads, kv_heads: kv_heads dividing heads. rank: of low-rank
-    projections (None for full ones). reduced: attention works in memory_width itself (reduced-dim banks).
+    width: of the residual stream. memory_width: of memory vectors. kv_heads must divide heads. rank: of low-rank
+    projections (None for full ones). reduced: attention works in memory_width instead of width (reduced-dim banks).
     """
 
     def __init__(self, width, memory_width, heads, kv_heads, dropout=0.0, rank=None, reduced=False, *, rngs):
@@ -103,7 +106,7 @@ class MemoryCrossAttention(nnx.Module):
 
     @property
     def output(self) -> nn.Linear:
-        """The layer that is zeroed so that a fresh memory adds nothing."""
+        """Return the last projection; it is initialised to zero so that an untrained memory adds nothing."""
         return self.o_up if self.low_rank else self.o_proj
 
     def project(self, name: str, x):
@@ -112,28 +115,31 @@ class MemoryCrossAttention(nnx.Module):
         return getattr(self, f"{name}_proj")(x)
 
     def heads(self, name: str, x):
-        """[..., width] -> [..., head, head width]."""
+        """Project x [..., width] with projection `name` and split it into [..., head, head width]."""
         y = self.project(name, x)
         return y.reshape(*y.shape[:-1], -1, self.head)
 
     def __call__(self, x, memory, rngs=None):
-        """x: [batch, time, width]; memory: [token, memory width], or per sample [batch, token, memory width]."""
+        """Read memory [token, memory width], or per sample [batch, token, memory width], for x [batch, time, width]."""
         return self.merge(self.attend(self.heads("q", x), memory, rngs))
 
     def attend(self, q, memory, rngs=None):
-        """One softmax over all tokens. q: [batch, time, head, head width]; gives the same shape."""
+        """Attend with one softmax over all memory tokens; q and the result are [batch, time, head, head width]."""
         k, v = self.heads("k", memory), self.heads("v", memory)
         if memory.ndim == 3:
             return nn.attention(q, k, v, dropout_rate=self.dropout, rngs=rngs)
-        if spread.parts("sequence") > 1:  # rows of tokens on several devices are not joined
+        if spread.parts("sequence") > 1:  # rows whose tokens are sharded cannot be flattened
             k, v = (jnp.broadcast_to(x, (len(q), *x.shape)) for x in (k, v))
             return nn.attention(q, k, v, dropout_rate=self.dropout, rngs=rngs)
-        flat = q.reshape(1, -1, *q.shape[2:])  # one bank for every row: no copy of it per sample
+        flat = q.reshape(1, -1, *q.shape[2:])  # all rows share the bank: avoid a copy per sample
         return nn.attention(flat, k[None], v[None], dropout_rate=self.dropout, rngs=rngs).reshape(q.shape)
 
     def attend_chapters(self, q, memory, weights, rngs=None):
-        """A softmax within each chapter, outputs mixed by weight. memory: [batch, chapter, token, memory width];
-        weights: [batch, chapter]. Gives [batch, time, head, head width] in float32."""
+        """Attend with a softmax within each chapter; return the weighted sum over chapters.
+
+        memory: [batch, chapter, token, memory width]; weights: [batch, chapter]. Returns [batch, time, head, head
+        width] in float32.
+        """
         k, v = self.heads("k", memory), self.heads("v", memory)
         groups = q.shape[2] // k.shape[-2]
         k, v = (jnp.repeat(each, groups, axis=-2) for each in (k, v))
@@ -142,10 +148,10 @@ class MemoryCrossAttention(nnx.Module):
         return jnp.einsum("bhqck,bckhd->bqhd", p.astype(v.dtype), v)
 
     def attend_routed(self, q, chapters, indices, weights, rngs=None):
-        """Every token reads its own chapters, a softmax within each, outputs mixed by weight.
+        """Let every token read its own chapters with a softmax within each; return the weighted sum in float32.
 
-        chapters: [chapter, token, memory width]; indices, weights: [batch, time, slot]. One slot at a time, recomputed
-        in the backward pass, so that the gathered chapters of one slot exist at once. Gives float32.
+        chapters: [chapter, token, memory width]; indices, weights: [batch, time, slot]. Slots are computed one at a
+        time and recomputed in the backward pass, so only one slot's gathered chapters are in memory.
         """
 
         def slot(total, scores, mix, weight):
@@ -154,8 +160,10 @@ class MemoryCrossAttention(nnx.Module):
         return self._slots(slot, lambda zeros: zeros, q, chapters, indices, weights, rngs).reshape(q.shape)
 
     def attend_jointly(self, q, chapters, indices, weights, rngs=None):
-        """`attend_routed` with one softmax over all chapters that a token reads, where a chapter's weight scales its
-        keys and values. The softmax is carried from slot to slot with the largest score so far."""
+        """Do `attend_routed` with one joint softmax over all chapters of a token; weights scale keys and values.
+
+        The softmax is accumulated over slots with a running maximum (online softmax).
+        """
 
         def slot(carry, scores, mix, weight):
             largest, total, y = carry
@@ -169,8 +177,11 @@ class MemoryCrossAttention(nnx.Module):
         return (y / total[..., None]).reshape(q.shape)
 
     def _slots(self, slot, start, q, chapters, indices, weights, rngs):
-        """slot(carry, scores [batch, time, kv, group, token], mix, weight [batch, time, 1, 1]) -> carry, from
-        start(zeros), over the slots of indices. mix: probabilities like scores -> what they read, after dropout."""
+        """Fold `slot` over the slots of `indices`, from start(zeros); return the last carry.
+
+        slot(carry, scores [batch, time, kv, group, token], mix, weight [batch, time, 1, 1]) returns the next carry.
+        mix: probabilities in the shape of scores -> weighted sum of the values, after dropout.
+        """
         k, v = self.heads("k", chapters), self.heads("v", chapters)
         grouped = q.reshape(*q.shape[:2], k.shape[-2], -1, self.head)
 
@@ -192,5 +203,5 @@ class MemoryCrossAttention(nnx.Module):
         return carry
 
     def merge(self, y):
-        """[batch, time, head, head width] -> [batch, time, width]."""
+        """Join the heads [batch, time, head, head width] and project to [batch, time, width]."""
         return self.project("o", y.reshape(*y.shape[:2], -1))

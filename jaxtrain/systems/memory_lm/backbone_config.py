@@ -16,7 +16,7 @@ SUPPORTED = ("qwen2", "qwen3", "llama", "mistral")
 
 @dataclasses.dataclass(frozen=True)
 class BackboneConfig:
-    """Sizes and switches of a decoder. windows: tokens that each layer's attention reaches back, None for all."""
+    """Sizes and options of a decoder. windows: each layer's sliding attention window in tokens, None for unlimited."""
 
     model_type: str
     vocab_size: int
@@ -44,7 +44,7 @@ class BackboneConfig:
 
 
 def read_config(given: Mapping[str, Any]) -> BackboneConfig:
-    """The decoder that a config.json describes. Raises UserError for a kind that is not supported."""
+    """Return the decoder config from a config.json's content. Raises UserError for an unsupported model_type."""
     values = {key: value for key, value in given.items() if value is not None}
     kind = values.get("model_type")
     if kind not in SUPPORTED:
@@ -80,7 +80,7 @@ def read_config(given: Mapping[str, Any]) -> BackboneConfig:
 
 
 def load_config_file(folder: str | pathlib.Path) -> dict[str, Any]:
-    """config.json of a local folder."""
+    """Return the content of a local folder's config.json. Raises UserError if there is none."""
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
         raise UserError(f"model.base_model_name: {folder} has no config.json; wanted a folder of Hugging Face weights")
@@ -102,9 +102,9 @@ def _windows(values: Mapping[str, Any], kind: str, layers: int) -> tuple[int | N
 
 
 def inverse_frequencies(values: Mapping[str, Any], head: int, length: int) -> tuple[np.ndarray, float]:
-    """Rotary frequencies [head / 2] and the scale of cos and sin, with the model's scaling rule.
+    """Return the rotary frequencies [head / 2] and the scale of cos and sin, by the model's RoPE scaling.
 
-    Sources: Su et al. 2021; Llama 3's rule (Meta 2024); YaRN (Peng et al. 2023).
+    Raises UserError for an unknown rope_type. Sources: Su et al. 2021; Llama 3 (Meta 2024); YaRN (Peng et al. 2023).
     """
     rope = dict(values.get("rope_scaling") or {}) | dict(values.get("rope_parameters") or {})
     theta = rope.get("rope_theta", values.get("rope_theta", 10000.0))

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen3, Llama and Mistral decoders under Hugging Face's keys.
+"""Qwen2, Qwen3, Llama and Mistral decoders with Hugging Face's state-dict keys.
 
 Source: the published architectures; checked against transformers in tests/unit/memory_lm/test_backbones.py.
 """
@@ -26,7 +26,7 @@ class Attention(nnx.Module):
         self.window = window
 
     def __call__(self, x, view, layer: int, rngs=None):
-        """x: [batch, time, width]; view: `cache.View`."""
+        """Attend within x [batch, time, width]; view: `cache.View`."""
         split = lambda y: y.reshape(*x.shape[:2], -1, self.config.head_dim)
         q, k, v = (split(project(x, rngs)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None:
@@ -71,7 +71,7 @@ class Decoder(nnx.Module):
 
 
 class CausalLM(nnx.Module):
-    """`model` and `lm_head`, as Hugging Face's ...ForCausalLM; normal weights with std 0.02 until some are loaded."""
+    """Decoder `model` with `lm_head`, like Hugging Face's ...ForCausalLM; weights are drawn from N(0, 0.02)."""
 
     def __init__(self, config: BackboneConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
         self.model = Decoder(config, rngs=rngs)

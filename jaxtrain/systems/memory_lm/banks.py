@@ -1,7 +1,7 @@
 """Banks of learned memory tokens.
 
-A bank holds `latents` [token, rank or width], which chapters select rows of, and `expand` turns selected latents into
-the vectors that attention reads. Source: the state_dict keys and initialisation of docs/memory_lm.md.
+A bank holds `latents` [token, rank or width]; a chapter is a range of its rows. `expand` turns selected latents into
+the vectors that attention reads. State-dict keys and initialisation: docs/memory_lm.md.
 """
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtrain.nn.linear import linear
 
 
 class MemoryBank(nnx.Module):
-    """memory: [tokens, width], normal with `std`."""
+    """Bank with the parameter `memory` [tokens, width], drawn from N(0, std)."""
 
     def __init__(self, tokens: int, width: int, std: float = 0.02, *, rngs: nnx.Rngs):
         self.memory = nnx.Param(initializers.normal(rngs.params(), (tokens, width), std))
@@ -27,12 +27,12 @@ class MemoryBank(nnx.Module):
         return latents
 
     def get_memory(self):
-        """Every memory vector: [tokens, width]."""
+        """Return all memory vectors, [tokens, width]."""
         return self.expand(self.latents)
 
 
 class FactorizedMemoryBank(MemoryBank):
-    """A: [tokens, rank], B: [width, rank]; the memory is A B^T."""
+    """Low-rank bank: the memory is A B^T with A [tokens, rank] and B [width, rank]."""
 
     def __init__(self, tokens: int, width: int, rank: int, std: float = 0.02, *, rngs: nnx.Rngs):
         self.A = nnx.Param(initializers.normal(rngs.params(), (tokens, rank), std))
@@ -47,14 +47,17 @@ class FactorizedMemoryBank(MemoryBank):
 
 
 class ReducedDimMemoryBank(MemoryBank):
-    """memory: [tokens, rank]; attention works in the reduced width."""
+    """Bank with `memory` [tokens, rank]; attention works in the reduced width `rank`."""
 
     def __init__(self, tokens: int, rank: int, std: float = 0.02, *, rngs: nnx.Rngs):
         super().__init__(tokens, rank, std, rngs=rngs)
 
 
 class QuantizedMemoryBank(nnx.Module):
-    """A bank in 8 or 4 bits for inference. quantized_memory: int8 [tokens, width or width / 2]; scales: [tokens]."""
+    """Bank quantised to 8 or 4 bits, for inference.
+
+    quantized_memory: int8 [tokens, width], for 4 bits [tokens, width / 2]; scales: [tokens].
+    """
 
     def __init__(self, memory, bits: int = 8):
         values, scales = quantize(memory, bits)
@@ -70,12 +73,15 @@ class QuantizedMemoryBank(nnx.Module):
         return latents
 
     def get_memory(self):
-        """float32 [tokens, width]."""
+        """Return all memory vectors, dequantised, float32 [tokens, width]."""
         return self.latents
 
 
 class ChapteredMemoryBank(nnx.Module):
-    """A bank cut into chapters of consecutive tokens; keys gain `base_bank.`."""
+    """Bank split into chapters of consecutive tokens; its state-dict keys have the prefix `base_bank.`.
+
+    Raises UserError if num_chapters does not divide the number of tokens.
+    """
 
     def __init__(self, base_bank: nnx.Module, num_chapters: int):
         tokens = base_bank.latents.shape[0]
@@ -89,17 +95,17 @@ class ChapteredMemoryBank(nnx.Module):
         return self.base_bank.get_memory()
 
     def chapters(self):
-        """Latents by chapter: [chapter, token, rank or width]."""
+        """Return the latents by chapter, [chapter, token, rank or width]."""
         latents = self.base_bank.latents
         return latents.reshape(self.num_chapters, self.chapter_tokens, latents.shape[-1])
 
     def select(self, indices):
-        """Memory of the chapters `indices` [..., k]: [..., k, token, width]."""
+        """Return the memory of the chapters `indices` [..., k], [..., k, token, width]."""
         return self.base_bank.expand(nn.rows(self.chapters(), indices))
 
 
 def make_bank(memory, width: int, rngs: nnx.Rngs) -> nnx.Module:
-    """The bank that a `memory` section describes. width: memory_dim, or the model's."""
+    """Return the bank of a `memory` section. width: memory_dim, or the model's width."""
     std, tokens = memory.memory_init_std, memory.num_memory_tokens
     if memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim":
         bank = ReducedDimMemoryBank(tokens, memory.memory_rank, std, rngs=rngs)
@@ -111,8 +117,8 @@ def make_bank(memory, width: int, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def deployed(model: nnx.Module) -> nnx.Module:
-    """The model as it is evaluated and decoded: a copy with quantised banks where `memory.quantize_memory` asks for it,
-    else itself."""
+    """Return the model for evaluation and decoding: a copy with quantised banks if `memory.quantize_memory` is set,
+    else the model itself."""
     memory = model.memory
     if not memory.quantize_memory:
         return model
@@ -120,9 +126,9 @@ def deployed(model: nnx.Module) -> nnx.Module:
 
 
 def quantize_memory_for_deployment(model: nnx.Module, bits: int = 8) -> nnx.Module:
-    """Replace every bank of a model by its quantised form, in place; low-rank banks are multiplied out first.
+    """Replace every bank of a model by its quantised form, in place; return the model.
 
-    A reduced-dim bank stays in its reduced width. Gives the model back.
+    Low-rank banks are multiplied out first; a reduced-dim bank keeps its reduced width.
     """
     for i, bank in enumerate(list(model.memory_banks)):
         if isinstance(bank, ChapteredMemoryBank):
@@ -136,10 +142,10 @@ LIMITS = {8: 127, 4: 7}
 
 
 def quantize(memory, bits: int):
-    """memory: float [row, width] -> int8 [row, width] (4 bits: [row, width / 2]) and scales float32 [row].
+    """Quantise memory, float [row, width], to int8 [row, width] (4 bits: [row, width / 2]) and scales float32 [row].
 
-    A scale is max|row| / 127 (4 bits: / 7), at least 1e-8; values round half to even. In 4 bits column 2j fills the low
-    half of a byte, 2j + 1 the high half. Raises UserError for an odd width in 4 bits.
+    A scale is max|row| / 127 (4 bits: / 7), at least 1e-8; values round half to even. With 4 bits, column 2j is the low
+    half of a byte and column 2j + 1 the high half. Raises UserError for other bits, and for an odd width with 4 bits.
     """
     if bits not in LIMITS:
         raise UserError(f"memory.memory_quant_bits: {bits}, wanted 8 or 4")
@@ -156,8 +162,8 @@ def quantize(memory, bits: int):
 
 
 def dequantize(values, scales, bits: int):
-    """float32 [row, width] from `quantize`'s parts."""
+    """Return float32 [row, width] from the results of `quantize`."""
     if bits == 4:
-        low = (values << 4) >> 4  # arithmetic shifts bring the sign back
+        low = (values << 4) >> 4  # arithmetic shifts restore the sign
         values = jnp.stack([low, values >> 4], axis=-1).reshape(values.shape[0], -1)
     return values.astype(jnp.float32) * scales[:, None]

@@ -1,4 +1,4 @@
-"""Hold the state of decoding between calls, in arrays of fixed size, so that a step compiles once."""
+"""Decoding state between calls, in arrays of fixed size so that a step compiles only once."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,12 @@ from jaxtrain import nn
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """keys, values: by layer [batch, capacity, kv head, head width], keys after their rotation. mask: bool
-    [batch, capacity], which cached tokens are real. length: int32, tokens cached so far, padding included. routing: by
-    memory layer, what its router pools over later (`windows` of block inputs, or prefix `totals` and counts)."""
+    """Key-value cache and routing state.
+
+    keys, values: by layer [batch, capacity, kv head, head width], keys after rotation. mask: bool [batch, capacity],
+    False for padding. length: int32, tokens cached so far, padding included. routing: by memory layer, what its router
+    pools over in later calls: a window of block inputs, or for prefix routing (sums, counts).
+    """
 
     keys: tuple
     values: tuple
@@ -24,7 +27,7 @@ class Cache:
 
 
 def empty_cache(layers, capacity: int, batch: int, heads: int, head: int, dtype, routing: dict[str, Any]) -> Cache:
-    """layers: how many. routing: from `empty_routing`."""
+    """Return an empty cache of `layers` layers. routing: from `empty_routing`."""
     shape = (batch, capacity, heads, head)
     return Cache(
         keys=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
@@ -36,7 +39,7 @@ def empty_cache(layers, capacity: int, batch: int, heads: int, head: int, dtype,
 
 
 def empty_routing(memory, layers: list[int], batch: int, width: int, dtype) -> dict[str, Any]:
-    """Return the initial state of the routers of a `memory` section, by memory layer."""
+    """Return the routers' initial state by memory layer; {} if the inference routing strategy keeps none."""
     strategy = memory.routing_strategy_inference
     if not memory.use_chapters or strategy not in ("rolling", "hybrid", "prefix"):
         return {}
@@ -48,15 +51,17 @@ def empty_routing(memory, layers: list[int], batch: int, width: int, dtype) -> d
 
 
 class View:
-    """One call's tokens: positions, mask, and the cache they are appended to. Lives for one trace."""
+    """Positions, attention mask and cache of one call of a model. It is created anew in each call."""
 
     def __init__(
         self, token_mask, positions, segments, cache: Cache | None, batch: int, time: int, guard: bool = True,
         lengths=None,
     ):  # fmt: skip
-        """token_mask: bool [batch, time] or None. positions: int [batch, time] or None. segments: int [batch, time] or
-        None, attention stays within equal numbers. guard: see `attend`. lengths: int [batch], where token_mask is
-        known to show the first tokens of each row and hide the others."""
+        """Build the attention mask; token_mask, positions and segments are [batch, time] or None.
+
+        token_mask: bool, False hides padding. segments: int, attention stays within equal numbers. guard: see `attend`.
+        lengths: int [batch], given only if token_mask shows exactly the first lengths[i] tokens of row i.
+        """
         self.cache = cache
         self.time = time
         self.guard = guard
@@ -83,8 +88,10 @@ class View:
         self.routing = {} if cache is None else dict(cache.routing)
 
     def attend(self, q, k, v, dropout_rate=0.0, rngs=None, window: int | None = None):
-        """`jaxtrain.nn.attention` of this call's queries; a query that may see nothing gives 0 instead of NaN
-        (guard=False: NaN, as torch's softmax over an empty row gives). window: keys so many tokens back."""
+        """Return `jaxtrain.nn.attention` of this call's queries; window: number of most recent keys a query may see.
+
+        A query that sees no key gives 0, or NaN with guard=False, as torch's softmax over an empty row does.
+        """
         dropped = {"dropout_rate": dropout_rate, "rngs": rngs}
         if self.diagonal:
             return nn.attention(q, k, v, causal=True, lengths=self.lengths, window=window, **dropped)
@@ -96,13 +103,13 @@ class View:
         return jnp.where(some.swapaxes(1, 2), y, 0)
 
     def near(self, window: int):
-        """bool [1, 1, time, key]: keys less than `window` tokens before each query."""
+        """Return bool [1, 1, time, key]: True for keys less than `window` tokens before the query."""
         start = 0 if self.cache is None else self.cache.length
         queries = start + jnp.arange(self.time)
         return (jnp.arange(self.mask.shape[-1])[None, :] > queries[:, None] - window)[None, None]
 
     def extend(self, layer: int, k, v):
-        """Keys and values of this call -> those that its queries may look at."""
+        """Append this call's keys and values to the cache; return all keys and values (this call's without a cache)."""
         if self.cache is None:
             return k, v
         start = (0, self.cache.length, 0, 0)
@@ -111,8 +118,10 @@ class View:
         return self.keys[layer], self.values[layer]
 
     def window(self, layer: int, hidden):
-        """Append block inputs to a router's window: the states [batch, window, width], oldest first, and which of them
-        are real tokens [batch, window]."""
+        """Append block inputs to a router's window.
+
+        Returns the states [batch, window, width], oldest first, and bool [batch, window], True for real tokens.
+        """
         states = self.routing[str(layer)]
         size = states.shape[1]
         states = jnp.concatenate([states, jax.lax.stop_gradient(hidden).astype(states.dtype)], axis=1)[:, -size:]
@@ -122,7 +131,7 @@ class View:
         return states, mask
 
     def close(self) -> Cache | None:
-        """The cache after this call."""
+        """Return the cache after this call, or None without one."""
         if self.cache is None:
             return None
         order = range(len(self.cache.keys))
@@ -136,7 +145,7 @@ class View:
 
 
 def _bounds(segments):
-    """The first and the last position of each one's segment: int [batch, time]."""
+    """Return the first and the last position of each token's segment, int [batch, time] each."""
     last = segments.shape[1] - 1
     place = jnp.arange(last + 1)
     changed = segments[:, 1:] != segments[:, :-1]

@@ -1,4 +1,4 @@
-"""Conversations: the four shapes they come in, templates, and which characters the assistant said."""
+"""Read conversations in their four formats, render them with chat templates, and find the assistant's text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 def messages_of(row: Mapping[str, Any]) -> list | None:
-    """The turns of a row: `messages`, else `conversations`, else `prompt` and `response`; None for a plain text."""
+    """Return a row's turns: `messages`, else `conversations`, else `prompt` and `response`; None if it has none."""
     for column in ("messages", "conversations"):
         if column in row:
             return list(row[column] or [])
@@ -22,7 +22,7 @@ def messages_of(row: Mapping[str, Any]) -> list | None:
 
 
 def turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(role, text) of each turn; `from` and `value` are other names of `role` and `content`."""
+    """Return (role, text) of each turn; `from` and `value` are accepted for `role` and `content`."""
     return [
         (
             str(turn.get("role") or turn.get("from") or "unknown"),
@@ -33,15 +33,15 @@ def turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 class Parts(str):
-    """The text of a turn that came as a list of parts, which a template may read itself."""
+    """Text of a turn that was given as a list of parts; `parts` keeps the list for templates that read it."""
 
     parts: list[dict[str, str]]
 
 
 def content(value: Any) -> str:
-    """Return the text of a turn: a string, or a list of parts `{"type": "text", "text": ...}` (or of strings), joined.
+    """Return the text of a turn: a string, or a list of parts `{"type": "text", "text": ...}` (or strings), joined.
 
-    Raises UserError for a part that is no text.
+    Raises UserError for a part that is not text.
     """
     if not isinstance(value, (list, tuple)):
         return str(value)
@@ -65,7 +65,10 @@ def overlaps(start: int, end: int, spans: Sequence[Span]) -> bool:
 
 
 def transcript(conversation: Sequence[tuple[str, str]], end: str = "") -> tuple[str, list[Span]]:
-    """`<|role|>` lines and contents, and the spans of what the assistant said; `end` follows each of its turns."""
+    """Return the conversation as `<|role|>` lines and contents, and the spans of the assistant's text.
+
+    `end` is appended to each assistant turn and belongs to its span.
+    """
     text, spans = "", []
     for i, (role, content) in enumerate(conversation):
         text += ("\n" if i else "") + f"<|{role}|>\n"
@@ -78,8 +81,11 @@ def transcript(conversation: Sequence[tuple[str, str]], end: str = "") -> tuple[
 
 
 def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str = "auto") -> tuple[str, list[Span]]:
-    """A conversation as text, by the tokenizer's own template where it has one (manner "auto"), and the spans to learn:
-    each assistant turn with the marker that ends it, as far as the template puts it there."""
+    """Return a conversation as text and the spans to learn.
+
+    With manner "auto" the tokenizer's chat template is used if it has one, else `transcript`. A span is an assistant
+    turn with its end marker; if the template rewrites earlier turns, it is the turn's content only.
+    """
     if tokenizer.chat_template is None or manner != "auto":
         return transcript(conversation, tokenizer.eos_token or "")
     messages = as_messages(conversation, _reads_parts(tokenizer, conversation))
@@ -91,7 +97,7 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
         before, after = _template(tokenizer, messages[:i], True), _template(tokenizer, messages[: i + 1])
         if text.startswith(before) and text.startswith(after.rstrip("\n")):
             spans.append((len(before), len(after.rstrip("\n"))))
-        else:  # a template that rewrites earlier turns: the content alone
+        else:  # the template rewrites earlier turns: learn the content only
             said = conversation[i][1]
             place = text.find(said, place)
             if place >= 0 and said:
@@ -101,7 +107,7 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
 
 
 def as_messages(conversation: Sequence[tuple[str, str]], parts: bool = False) -> list[dict[str, Any]]:
-    """Return turns under the roles that templates know. parts: leave the parts of a turn to the template."""
+    """Return turns as messages with the roles that templates know. parts: pass a turn's parts as a list."""
     names = {"human": "user", "unknown": "user"}
     role_of = lambda role: "assistant" if is_assistant(role) else names.get(role.lower(), role.lower())
     return [
@@ -111,19 +117,22 @@ def as_messages(conversation: Sequence[tuple[str, str]], parts: bool = False) ->
 
 
 def _reads_parts(tokenizer: Any, conversation: Sequence[tuple[str, str]]) -> bool:
-    """Return whether a turn came in parts and the template reads them; one for strings raises, or prints the list."""
+    """Return True if a turn was given in parts and the template reads parts.
+
+    A template for plain strings raises an error or prints the list.
+    """
     if not any(isinstance(said, Parts) for _, said in conversation):
         return False
     probe = "a part of a turn"
     try:
         text = _template(tokenizer, [{"role": "user", "content": [{"type": "text", "text": probe}]}])
-    except Exception:  # whatever a template raises
+    except Exception:  # templates raise anything
         return False
     return probe in text and "'type'" not in text
 
 
 def prompt(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str = "auto") -> str:
-    """The text after which the assistant is to answer."""
+    """Return the conversation as a prompt that the assistant's answer continues."""
     if tokenizer.chat_template is None or manner != "auto":
         return transcript(conversation, tokenizer.eos_token or "")[0] + "\n<|assistant|>\n"
     return _template(tokenizer, as_messages(conversation, _reads_parts(tokenizer, conversation)), True)
@@ -138,8 +147,10 @@ def _template(tokenizer: Any, messages: list, generation_prompt: bool = False) -
 
 
 def original_template(tokenizer: Any, messages: list, max_length: int | None):
-    """ids and labels by the original's rule: only a template that marks its generations is applied, and only where it
-    applies without an error and leaves something to learn; None otherwise."""
+    """Return ids and labels as the original does, or None if its rule does not apply.
+
+    The template must mark its generations, run without an error, and leave at least one token to learn.
+    """
     template = tokenizer.chat_template
     if not isinstance(template, str) or not ("{% generation" in template or "{%- generation" in template):
         return None
@@ -153,7 +164,7 @@ def original_template(tokenizer: Any, messages: list, max_length: int | None):
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-    except Exception:  # whatever a user's template raises
+    except Exception:  # users' templates raise anything
         return None
     ids = np.array(given["input_ids"], np.int32)
     mask = np.array(given["assistant_masks"] if "assistant_masks" in given else given["assistant_mask"], bool)

@@ -1,7 +1,7 @@
-"""The embedded corpus: documentation and sources of the running Python installation, read in place.
+"""Built-in corpus: sources and documentation of the running Python installation, read in place.
 
-Nothing is copied or downloaded. A document is a file of the standard library, or a topic of its language reference as
-`pydoc` ships it. Which documents there are depends on the Python version, which is part of the cache's key.
+Nothing is copied or downloaded. A document is a file of the standard library, or a topic of the language reference
+that `pydoc` ships. The documents depend on the Python version, which is therefore part of the cache key.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to
 
 
 def documents(split: str, limit_bytes: int) -> list[str]:
-    """Texts of a split ("train" or "test"), together at most limit_bytes (a tenth of it for "test") in UTF-8.
+    """Return the texts of a split ("train" or "test"), at most limit_bytes of UTF-8 (a tenth of it for "test").
 
-    The order is that of a hash of the names: the same on every machine with the same installation.
+    They are ordered by a hash of their names, so the order is the same on every machine with the same installation.
     """
     limit = limit_bytes if split == "train" else max(limit_bytes // HELD_OUT, 1)
     texts, size = [], 0
@@ -36,7 +36,7 @@ def documents(split: str, limit_bytes: int) -> list[str]:
 
 
 def identity() -> str:
-    """Return the settings that the corpus depends on."""
+    """Return a text that identifies the corpus: the Python version."""
     return f"python-{sys.version}"
 
 

@@ -1,4 +1,4 @@
-"""From `data` settings to rows of tokens: reading, tokenising once, keeping the result."""
+"""Build rows of tokens from the `data` settings: read a dataset, tokenise it once, cache the result on disk."""
 
 import contextlib
 import hashlib
@@ -23,11 +23,14 @@ from torch_bridge.atomic_file import replacing
 BUILTIN = "python"
 FILE_KINDS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
-FORMAT = 1  # of the cached rows; a change makes old ones unread
+FORMAT = 1  # version of the cached rows; increase it to invalidate old caches
 
 
 def build_data(config, split: str) -> ArraySource | TextStream | None:
-    """Training or validation rows; None for other splits, or without an eval_split."""
+    """Return training or validation rows; None for other splits, or without an eval_split.
+
+    Raises UserError if the tokenizer has more entries than the model's embedding, or the split has no text.
+    """
     data = config.data
     name = {"train": data.dataset_split, "validation": data.eval_split}.get(split)
     if name is None:
@@ -48,7 +51,7 @@ def build_data(config, split: str) -> ArraySource | TextStream | None:
 
 
 def streamed(config, tokenizer) -> TextStream:
-    """Training rows without end. Raises UserError for a dataset that cannot be read."""
+    """Return an endless stream of training rows. Raises UserError if the dataset cannot be read."""
     data, original = config.data, config.compat == "original"
     packing = data.packing and not original
     encoder = make_encoder(data, config.compat, tokenizer)
@@ -56,7 +59,7 @@ def streamed(config, tokenizer) -> TextStream:
 
 
 def example(config) -> ArraySource:
-    """Make up a batch with the shapes of the training rows."""
+    """Return a source of zeros with the shapes of the training rows."""
     data = config.data
     zeros = np.broadcast_to(np.int32(0), (data.batch_size, data.max_length))
     names = ("input_ids", "labels", "position_ids", "segment_ids")
@@ -67,7 +70,7 @@ def example(config) -> ArraySource:
 
 
 def with_lengths(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The columns, and `lengths` int32 [row] where every row is padded at its end: attention needs no mask then."""
+    """Add `lengths` int32 [row] if every row is padded at its end; attention then needs no mask."""
     mask = columns.get("attention_mask")
     if mask is None:
         return dict(columns)
@@ -77,7 +80,10 @@ def with_lengths(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def held_out(data):
-    """The section whose dataset is that of evaluation. Raises UserError where it would be the training file again."""
+    """Return the `data` section of the evaluation dataset.
+
+    Raises UserError if that would be the training file again.
+    """
     if data.eval_dataset_name is not None:
         return data.model_copy(update={"dataset_name": data.eval_dataset_name, "dataset_subset": None})
     if pathlib.Path(data.dataset_name).is_file():
@@ -89,7 +95,7 @@ def held_out(data):
 
 
 def vocabulary(config) -> int:
-    """Entries of the model's embedding."""
+    """Return the number of entries of the model's embedding."""
     if config.model.base_config is not None:
         return config.model.base_config["vocab_size"]
     if config.model.base_model_name is not None:
@@ -100,9 +106,9 @@ def vocabulary(config) -> int:
 
 
 def tokenizer_of(config):
-    """The tokenizer of a config: data.tokenizer, else model.tokenizer_name, else the base model's, else bytes.
+    """Return a config's tokenizer: data.tokenizer, else model.tokenizer_name, else the base model's, else bytes.
 
-    The special ids of the section `model` replace its own, except for bytes.
+    The special ids of the section `model` override the tokenizer's own, except for bytes.
     """
     data = config.data
     name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
@@ -112,7 +118,7 @@ def tokenizer_of(config):
 
 
 def with_special_ids(tokenizer, model):
-    """A pretrained tokenizer with the bos_token_id, eos_token_id and pad_token_id of a section `model` that has any."""
+    """Return a pretrained tokenizer with the bos, eos and pad_token_id that the section `model` sets."""
     special = {name: getattr(model, name) for name in SPECIAL if getattr(model, name) is not None}
     if not special or not isinstance(tokenizer, PretrainedTokenizer):
         return tokenizer
@@ -120,14 +126,14 @@ def with_special_ids(tokenizer, model):
 
 
 def tokenizer_files(config) -> dict[str, str]:
-    """Return the files that AutoTokenizer.from_pretrained reads beside a model, by file name; none for bytes, which
-    transformers has no tokenizer for."""
+    """Return the files that AutoTokenizer.from_pretrained reads, by file name; {} for bytes, for which transformers has
+    no tokenizer."""
     tokenizer = tokenizer_of(config)
     return tokenizer.files() if isinstance(tokenizer, PretrainedTokenizer) else {}
 
 
 def training_texts(config) -> Iterator[str]:
-    """Iterate over the text that a BPE tokenizer is trained on: the training split's."""
+    """Yield the texts of the training split, on which a BPE tokenizer is trained."""
     data = config.data
     if data.dataset_name == BUILTIN:
         yield from corpus.documents("train", data.corpus_bytes)
@@ -144,7 +150,7 @@ def cache_folder(data) -> pathlib.Path:
 
 
 def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | None) -> dict[str, np.ndarray]:
-    """The rows of a split, tokenised once for every (dataset, tokenizer, options) and kept on disk."""
+    """Return the rows of a split, cached on disk for every combination of dataset, tokenizer and options."""
     path = cache_folder(data) / f"rows-{_identity(data, compat, tokenizer, split, num_samples)}.npz"
     if path.is_file():
         with np.load(path) as kept:
@@ -156,7 +162,7 @@ def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | Non
 
 
 def make_rows(data, compat: str, tokenizer, rows: Iterable[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """Columns of int32 [row, max_length]: packed documents, or one padded document per row."""
+    """Return columns of int32 [row, max_length]: packed documents, or one padded document per row."""
     pretraining = data.training_mode == "pretraining"
     encoder = make_encoder(data, compat, tokenizer)
     if data.packing and compat != "original":
@@ -169,7 +175,7 @@ def make_rows(data, compat: str, tokenizer, rows: Iterable[Mapping[str, Any]]) -
 
 
 def make_encoder(data, compat: str, tokenizer) -> Encoder:
-    """The encoder of documents; whole ones where rows are packed with them."""
+    """Return the documents' encoder; it does not truncate documents that are packed for pretraining."""
     original = compat == "original"
     whole = data.packing and not original and data.training_mode == "pretraining"
     return Encoder(
@@ -184,7 +190,7 @@ def make_encoder(data, compat: str, tokenizer) -> Encoder:
 
 
 def read_rows(data, split: str, num_samples: int | None) -> Iterator[Mapping[str, Any]]:
-    """Rows of a dataset, as mappings of columns. Raises UserError where it cannot be read."""
+    """Yield the rows of a dataset as mappings of columns. Raises UserError if it cannot be read."""
     if data.dataset_name == BUILTIN:
         rows = ({"text": text} for text in corpus.documents(split, data.corpus_bytes))
     else:
@@ -196,7 +202,10 @@ def read_rows(data, split: str, num_samples: int | None) -> Iterator[Mapping[str
 
 
 def _load(data, split: str):
-    """A `datasets` dataset: of a local file, of a folder whose files are named after their splits, or of the hub."""
+    """Load a split with the library `datasets`: from a local file, a folder with a file per split, or the hub.
+
+    Raises UserError if it cannot be loaded.
+    """
     path = pathlib.Path(data.dataset_name)
     if not path.exists():
         hub.cache_only_if_unreachable()
@@ -216,7 +225,7 @@ def _load(data, split: str):
         return datasets.load_dataset(data.dataset_name, **options)
     except UserError:
         raise
-    except Exception as error:  # the library raises a dozen kinds
+    except Exception as error:  # the library raises many kinds of errors
         reason = " ".join(str(error).split())[:300]
         hint = "; data.dataset_split and data.eval_split name them" if "split" in reason.lower() else ""
         raise UserError(f"data.dataset_name: {data.dataset_name}, split {split}: {reason}{hint}") from None
@@ -245,19 +254,22 @@ def _identity(data, compat: str, tokenizer, split: str, num_samples: int | None)
 
 
 def _revision(name: str) -> str | None:
-    """The commit of a dataset of the hub; None for any other, and where the hub does not answer."""
+    """Return the commit of a hub dataset; None for a local or built-in one, or if the hub does not answer."""
     if name == BUILTIN or pathlib.Path(name).exists():
         return None
     hub.cache_only_if_unreachable()
     import huggingface_hub
 
-    with contextlib.suppress(Exception):  # offline, private, gone: loading tells what is wrong, or finds its own copy
+    with contextlib.suppress(Exception):  # offline, private or gone: loading reports the error or uses its cache
         return huggingface_hub.HfApi().dataset_info(name, timeout=10).sha
     return None
 
 
 def _files(name: str) -> list | str:
-    """Return a fingerprint that changes when the dataset or tokenizer of that name does."""
+    """Return the paths, sizes and times of a local dataset's or tokenizer's files, to detect changes.
+
+    For the built-in corpus it is the corpus' identity.
+    """
     if name == BUILTIN:
         return corpus.identity()
     path = pathlib.Path(name)

@@ -1,4 +1,4 @@
-"""Generating token by token: one compiled prefill, one compiled step, a cache of fixed size."""
+"""Generate token by token with one compiled prefill, one compiled step and a cache of fixed size."""
 
 import dataclasses
 import functools
@@ -16,7 +16,10 @@ from jaxtrain.systems.memory_lm.cache import Cache
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. do_sample=False takes the likeliest. top_k 0 keeps all."""
+    """Sampling options. do_sample=False takes the most likely token; top_k=0 keeps all tokens.
+
+    Raises UserError for values out of range.
+    """
 
     temperature: float = 0.7
     top_p: float = 0.9
@@ -33,27 +36,30 @@ class Sampling:
 
 
 class Generated(NamedTuple):
-    """tokens: int [row, new], the pad token after a row's end. lengths: new tokens per row, the end token included.
-    prompts: the prompts as they were given."""
+    """Result of generation. tokens: int [row, new], the pad token after a row's end. lengths: new tokens per row, the
+    end token included. prompts: the given prompts."""
 
     tokens: np.ndarray
     lengths: np.ndarray
     prompts: list
 
     def padded(self, pad_token_id: int) -> np.ndarray:
-        """Prompts padded on the right, then the new tokens: int [row, longest prompt + new]."""
+        """Return the prompts padded on the right, then the new tokens: int [row, longest prompt + new]."""
         return np.concatenate([pad_right(self.prompts, pad_token_id)[0], self.tokens], axis=1)
 
 
 def next_token(logits, sampling: Sampling, key):
-    """logits: [row, vocabulary] -> int [row]. Source: Holtzman et al. 2020 for the nucleus."""
+    """Choose the next tokens, int [row], from logits [row, vocabulary]. Source of top-p: Holtzman et al. 2020."""
     if not sampling.do_sample:
         return logits.argmax(-1)
     return jax.random.categorical(key, filtered(logits, sampling))
 
 
 def filtered(logits, sampling: Sampling):
-    """Logits after temperature, with -inf for what top-k and then the nucleus leave out; the likeliest always stays."""
+    """Return the logits over temperature, with -inf for tokens that top-k and then top-p exclude.
+
+    The most likely token is always kept.
+    """
     logits = logits.astype(jnp.float32) / sampling.temperature
     if sampling.top_k:
         kth = jax.lax.top_k(logits, min(sampling.top_k, logits.shape[-1]))[0][..., -1:]
@@ -61,14 +67,14 @@ def filtered(logits, sampling: Sampling):
     if sampling.top_p < 1:
         order = jnp.argsort(-logits, axis=-1)
         p = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-        drop = jnp.cumsum(p, axis=-1) - p > sampling.top_p  # the mass before a token
+        drop = jnp.cumsum(p, axis=-1) - p > sampling.top_p  # probability mass before the token
         drop = jnp.take_along_axis(drop, jnp.argsort(order, axis=-1), axis=-1)
         logits = jnp.where(drop, -jnp.inf, logits)
     return logits
 
 
 def pad_right(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids and mask, int32 and bool [row, longest]."""
+    """Return the prompts padded on the right and their mask, int32 and bool [row, longest]."""
     width = max(1, *(len(prompt) for prompt in prompts))
     ids = np.full((len(prompts), width), pad_token_id, np.int32)
     mask = np.zeros((len(prompts), width), bool)
@@ -79,7 +85,7 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[np.n
 
 
 class Decoder:
-    """A model made ready to decode: its arrays apart, the two calls jitted."""
+    """Model with jitted prefill and step functions; the weights are passed as arguments, not compiled in."""
 
     def __init__(self, model: nnx.Module):
         self.model = model
@@ -100,18 +106,18 @@ class Decoder:
         self._prefill, self._step = prefill, step
 
     def prefill(self, ids, mask, capacity: int) -> tuple[jax.Array, Cache]:
-        """Logits [row, time, vocabulary] of padded prompts, and the cache. Positions count real tokens."""
+        """Return the logits [row, time, vocabulary] of padded prompts, and the cache. Positions count real tokens."""
         cache = self.model.empty_cache(ids.shape[0], capacity)
         positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0) * mask
         return self._prefill(self.state, cache, jnp.asarray(ids), jnp.asarray(mask, bool), jnp.asarray(positions))
 
     def step(self, cache: Cache, tokens, mask, positions) -> tuple[jax.Array, Cache]:
-        """Logits [row, vocabulary] after one more token per row; mask False marks a row that has ended."""
+        """Return logits [row, vocabulary] after one more token per row, and the cache; mask: False for ended rows."""
         return self._step(self.state, cache, jnp.asarray(tokens), jnp.asarray(mask, bool), jnp.asarray(positions))
 
 
 def last_real(logits, mask):
-    """logits: [row, time, vocabulary] -> those at each row's last real token."""
+    """Return the logits [row, vocabulary] at each row's last real token from logits [row, time, vocabulary]."""
     mask = np.asarray(mask, bool)
     last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
     return logits[np.arange(len(mask)), np.where(mask.any(1), last, 0)]
@@ -128,9 +134,9 @@ def generate_ids(
     seed: int = 0,
     decoder: Decoder | None = None,
 ) -> Generated:
-    """Continue every prompt, all in one batch. A row ends after eos_token_id; the rest of it is padding.
+    """Continue all prompts in one batch. A row ends after eos_token_id; the rest of it is padding.
 
-    Raises UserError for a negative max_new_tokens, no prompt, or a prompt without a token.
+    Raises UserError if max_new_tokens is negative, there are no prompts, or a prompt has no token.
     """
     sampling = sampling or Sampling()
     if max_new_tokens < 0:
@@ -162,8 +168,8 @@ def generate_ids(
 
 
 class Trace(NamedTuple):
-    """Greedy decoding, step by step. prefill_logits: [row, time, vocabulary]; step_logits: one [row, vocabulary] per
-    token fed back; tokens: int [row, steps]."""
+    """Intermediate results of greedy decoding. prefill_logits: [row, time, vocabulary]; step_logits: one [row,
+    vocabulary] per token fed back; tokens: int [row, steps]."""
 
     prefill_logits: jax.Array
     prefill_cache: Cache
@@ -172,7 +178,7 @@ class Trace(NamedTuple):
 
 
 def greedy_trace(model: nnx.Module, ids, mask, steps: int) -> Trace:
-    """`steps` greedy tokens after padded prompts, without an end token, and everything on the way."""
+    """Decode `steps` greedy tokens after padded prompts, never stopping early; return all intermediate results."""
     decoder = Decoder(model)
     mask = np.asarray(mask, bool)
     prefill_logits, cache = decoder.prefill(ids, mask, ids.shape[1] + steps)

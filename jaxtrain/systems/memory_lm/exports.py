@@ -1,4 +1,4 @@
-"""Trained weights in the forms that other libraries read: Hugging Face and PEFT folders, the original's checkpoints."""
+"""Export trained weights for other libraries: Hugging Face and PEFT folders, and the original's checkpoints."""
 
 import functools
 import json
@@ -23,8 +23,11 @@ ARCHITECTURES = {
 
 
 def hugging_face(config, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and weights for transformers: an adapter's base model with its LoRA merged, or a vanilla model from
-    scratch as a Llama. Raises UserError for a model with memory, which transformers has no class for."""
+    """Return config.json and weights for transformers.
+
+    An adapter exports its base model with LoRA merged; a model from scratch without memory becomes a Llama. Raises
+    UserError for a model with memory, because transformers has no class for it.
+    """
     adapter = config.model.base_config is not None or config.model.base_model_name is not None
     return _adapter(config, state) if adapter else _scratch(config, state)
 
@@ -39,13 +42,13 @@ def _adapter(config, state):
         )
     described = config_json(config.model)
     described.setdefault("architectures", [ARCHITECTURES[described["model_type"]]])
-    if "base_model.lm_head.lora_A" in state:  # merged, the head is no longer the embedding
+    if "base_model.lm_head.lora_A" in state:  # with LoRA merged, the head differs from the embedding
         described["tie_word_embeddings"] = False
     return described, merged(config, state)
 
 
 def merged(config, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The base model's weights under their own names, every LoRA added in."""
+    """Return the base model's weights under its own keys with every LoRA merged; merged weights are lazy."""
     scale = config.memory.lora_alpha / config.memory.lora_rank
     result = {}
     for key, weight in state.items():
@@ -94,9 +97,9 @@ def _scratch(config, state):
 def peft_folder(
     config, state: Mapping[str, Any], folder: str | pathlib.Path, meta: Mapping[str, Any] | None = None
 ) -> pathlib.Path:
-    """Write the LoRA alone as PEFT reads it: adapter_config.json and adapter_model.safetensors. meta: not used.
+    """Write the LoRA as a PEFT folder: adapter_config.json and adapter_model.safetensors. meta: not used.
 
-    Raises UserError where there is no LoRA, and where there is a memory, which PEFT would leave out.
+    Raises UserError without a LoRA, and for a model with memory, which PEFT cannot store.
     """
     from torch_bridge.files import peft
 
@@ -129,10 +132,10 @@ def peft_folder(
 def original_checkpoint(
     config, state: Mapping[str, Any], folder: str | pathlib.Path, meta: Mapping[str, Any]
 ) -> pathlib.Path:
-    """Write a checkpoint folder as users of the original know it: model.safetensors, config.yaml, trainer_state.json.
+    """Write a checkpoint folder of the original: model.safetensors, config.yaml, trainer_state.json.
 
-    Tied weights stand under both names, so that the file loads strictly. meta: of the checkpoint (step,
-    steps_per_epoch, metrics, best_metrics). Raises UserError for what the original cannot compute.
+    Tied weights are saved under both names, so the file loads with strict=True. meta: of the checkpoint (step,
+    steps_per_epoch, metrics, best_metrics). Raises UserError for settings that the original does not have.
     """
     from omegaconf import OmegaConf
 

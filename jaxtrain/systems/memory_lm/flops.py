@@ -1,8 +1,9 @@
-"""Parameters and floating-point operations of a config, before anything is built or trained.
+"""Count parameters and floating-point operations of a config without allocating or training a model.
 
-A multiplication and an addition are two operations. Per Linear 2 x rows x in x out; per attention 4 x queries x keys x
-width and 8 per score (scale, mask, softmax); RMSNorm 4 per element; rotary positions 3 per element. The backward pass
-is twice the forward pass; recomputation (remat) is not counted. Sequence routing reads its chapters once per sequence.
+A multiplication and an addition are two operations. A Linear takes 2 x rows x in x out; attention 4 x queries x keys x
+width plus 8 per score (scale, mask, softmax); RMSNorm 4 per element; rotary positions 3 per element. The backward pass
+counts twice the forward pass; recomputation (remat) is not counted. Sequence routing projects its chapters once per
+sequence.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ PER_SCORE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Hold the sizes that the FLOP count needs, for either kind of model."""
+    """Sizes that the FLOP count needs, for either kind of model."""
 
     width: int
     heads: int
@@ -46,7 +47,7 @@ def sizes_of(config) -> Sizes:
 
 
 def parameters(config, build_model) -> dict[str, int]:
-    """Parameters by group (memory, memory_bank, lora, base_model), tied ones once."""
+    """Return the number of parameters by group (memory, memory_bank, lora, base_model); tied ones count once."""
     model = nnx.eval_shape(lambda: build_model(config, initial_rngs(0)))
     counts: dict[str, int] = {}
     seen = set()
@@ -59,7 +60,7 @@ def parameters(config, build_model) -> dict[str, int]:
 
 
 def forward_flops(config, length: int) -> float:
-    """Operations of one sequence of `length` tokens in the forward pass."""
+    """Return the operations of the forward pass of one sequence of `length` tokens."""
     s, memory = sizes_of(config), config.memory
     attended, kv = s.heads * s.head, s.kv_heads * s.head
     linear = 2 * length * (2 * s.width * attended + 2 * s.width * kv + (3 if s.gated else 2) * s.width * s.inner)
@@ -107,12 +108,12 @@ def _norm(rows: int, width: int) -> int:
 
 
 def training_flops(config, length: int) -> float:
-    """Operations of one sequence, forward and backward."""
+    """Return the operations of one sequence, forward and backward."""
     return 3 * forward_flops(config, length)
 
 
 def describe(config) -> str:
-    """Two lines for `jaxtrain.run --dry-run`."""
+    """Return two lines for `jaxtrain.run --dry-run`: parameters and operations."""
     from jaxtrain.systems.memory_lm import adapter, model
 
     is_adapter = config.model.base_config is not None or config.model.base_model_name is not None

@@ -1,4 +1,4 @@
-"""From prompts to text."""
+"""Generate text from prompts."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def generate(
     do_sample: bool = True,
     seed: int = 0,
 ) -> str:
-    """The prompt and its continuation, up to the end token or max_new_tokens."""
+    """Return the prompt and its continuation, up to the end token or max_new_tokens."""
     sampling = Sampling(temperature, top_p, top_k, do_sample)
     return generate_batch(model, tokenizer, [prompt], max_new_tokens, sampling=sampling, seed=seed)[0]
 
@@ -32,7 +32,10 @@ def generate_batch(
     seed: int = 0,
     decoder: decoding.Decoder | None = None,
 ) -> list[str]:
-    """Prompts and continuations, computed together. An empty prompt starts from the end (or begin) token."""
+    """Return prompts with their continuations, computed in one batch.
+
+    An empty prompt starts from the begin token, or the end token if the tokenizer has none.
+    """
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     result = decoding.generate_ids(
         model,

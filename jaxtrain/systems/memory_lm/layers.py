@@ -1,7 +1,7 @@
-"""Running a model's blocks one after another, or scanned where they are equal.
+"""Run a model's blocks one after another; equal ones may run as one compiled scan.
 
 A model has `layers`, `bank_of` (its memory layers), `scan_layers`, `block` (one layer and its memory), `plain_block` (a
-layer without memory) and `kind_of` (layers of one kind differ in their weights alone).
+layer without memory) and `kind_of` (layers of the same kind differ only in their weights).
 """
 
 import jax
@@ -12,7 +12,7 @@ from jaxtrain.runtime.spread import split_tokens
 
 
 def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict, rngs=None):
-    """The last block's output and every block's; fills `routing` by memory layer."""
+    """Return the last block's output and the outputs of all blocks; write each memory layer's Routing to `routing`."""
     outputs = []
     hidden = split_tokens(hidden)
     for first, count in runs(model, view):
@@ -29,7 +29,10 @@ def run_layers(model, hidden, view, strategy: str, prefill: bool, routing: dict,
 
 
 def runs(model, view) -> list[tuple[int, int]]:
-    """(first layer, how many) pieces of the depth. Equal layers without memory form one, where they may be scanned."""
+    """Return (first layer, number of layers) of consecutive runs of layers.
+
+    Layers of one kind without memory form one run if scan_layers is set and there is no cache, else each is its own.
+    """
     count = len(model.layers)
     if not model.scan_layers or view.cache is not None:
         return [(layer, 1) for layer in range(count)]
@@ -44,13 +47,15 @@ def runs(model, view) -> list[tuple[int, int]]:
 
 
 def _scan(model, first: int, count: int, hidden, view, rngs):
-    """`count` equal blocks as one compiled body over their stacked weights, recomputed in the backward pass; the same
-    numbers as without, but for dropout's keys."""
+    """Run `count` equal blocks as a scan over their stacked weights, recomputed in the backward pass.
+
+    The numbers are those of separate blocks, except for dropout, whose random keys differ.
+    """
     blocks = [model.layers[first + i] for i in range(count)]
     graphdef = nnx.split(blocks[0])[0]
     states = [nnx.split(block)[1] for block in blocks]
     leaves = [jnp.stack(each) for each in zip(*map(jax.tree.leaves, states), strict=True)]
-    stacked = jax.tree.unflatten(jax.tree.structure(states[0]), leaves)  # every variable is marked with its own key
+    stacked = jax.tree.unflatten(jax.tree.structure(states[0]), leaves)  # variables hold their own keys
     keys = None if rngs is None else jax.random.split(rngs(), count)
 
     def body(hidden, inputs):

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy, plain or by blocks of the vocabulary, which bounds the logits' memory, and router terms."""
+"""Next-token cross-entropy, optionally in blocks of the vocabulary to bound the logits' memory, and router losses."""
 
 import functools
 
@@ -23,12 +23,12 @@ IGNORE = -100
 
 
 def token_losses(hidden, weight, labels, chunk_tokens: int = 0):
-    """Negative log-likelihood in nats of each label, 0 where it is IGNORE: float32 with labels' shape.
+    """Return the negative log-likelihood in nats of each label, 0 where it is IGNORE: float32 in the labels' shape.
 
-    hidden: [..., width]; weight: [vocabulary, width]; labels: int [...]. chunk_tokens: logits take as much memory as
-    those of so many tokens, in both passes; 0 for all. Source: torch cross_entropy(ignore_index=-100); the vocabulary
-    goes by in blocks, as in Wijmans et al. 2024: tokens and rows stay on the devices that hold them, and each row of
-    the weight's gradient is written once.
+    hidden: [..., width]; weight: [vocabulary, width]; labels: int [...]. chunk_tokens: limits the logits' memory, in
+    both passes, to that of so many tokens; 0 is unlimited. Sources: torch cross_entropy(ignore_index=-100); blocks of
+    the vocabulary as in Wijmans et al. 2024: tokens and weight rows stay on their devices, and each row of the
+    weight's gradient is written once.
     """
     if not chunk_tokens or chunk_tokens >= labels.size:
         return _nll(hidden, weight, labels)
@@ -47,7 +47,7 @@ def _by_blocks(blocks: int, hidden, weight, labels):
 
 
 def _by_blocks_forward(blocks, hidden, weight, labels):
-    """The log of the sum of exponentials, carried from block to block with the largest logit so far."""
+    """Accumulate the log-sum-exp over the blocks of the vocabulary with a running maximum (online softmax)."""
     split = _split(weight, blocks)
 
     def step(carry, index):
@@ -66,8 +66,10 @@ def _by_blocks_forward(blocks, hidden, weight, labels):
 
 
 def _by_blocks_backward(blocks, residuals, cotangent):
-    """A block's logits again, their gradient, and from it the block's rows of weight's gradient and its term of
-    hidden's, which is summed in float32."""
+    """Recompute each block's logits, and from their gradient the block's rows of the weight's gradient.
+
+    The gradient of hidden is summed over the blocks in float32.
+    """
     hidden, weight, labels, normaliser = residuals
     split = _split(weight, blocks)
     upstream = jnp.where(labels == IGNORE, 0.0, cotangent)[..., None]
@@ -91,25 +93,33 @@ _by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
 
 
 def _block_count(vocabulary: int, wanted: int) -> int:
-    """The wanted number of blocks, or up to twice as many where that divides the vocabulary, which spares a copy."""
+    """Return the first number of blocks in wanted..2 * wanted that divides the vocabulary, else `wanted`.
+
+    If it divides, the weight needs no padded copy.
+    """
     wanted = min(wanted, vocabulary)
     return next((n for n in range(wanted, 2 * wanted + 1) if vocabulary % n == 0), wanted)
 
 
 def _split(weight, blocks: int):
-    """[rows of a block, blocks, width]: a block is every blocks-th row, on the devices that hold them."""
+    """Reshape the weight to [rows of a block, blocks, width], padded if needed.
+
+    A block is every blocks-th row, so rows stay on their devices if the vocabulary is sharded.
+    """
     return jnp.pad(weight, ((0, -weight.shape[0] % blocks), (0, 0))).reshape(-1, blocks, weight.shape[1])
 
 
 def _block(split, index):
-    """A block's rows [rows, width], and which rows of the weight they are."""
+    """Return a block's rows [rows, width] and their row numbers in the weight."""
     rows = jax.lax.dynamic_index_in_dim(split, index, axis=1, keepdims=False)
     return rows, jnp.arange(split.shape[0]) * split.shape[1] + index
 
 
 def shifted_labels(batch):
-    """Labels of the next token, int [batch, time]; IGNORE for the last, in rows that are not valid, after padding and
-    across documents."""
+    """Return the labels of the next tokens, int [batch, time].
+
+    IGNORE marks the last position, invalid rows, padding, and the last token of a document in packed rows.
+    """
     following = lambda x, last: jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last)
     labels = following(batch["labels"], IGNORE)
     labels = jnp.where(batch["valid"][:, None] & (token_mask(batch) != 0), labels, IGNORE)
@@ -120,12 +130,12 @@ def shifted_labels(batch):
 
 
 def token_mask(batch):
-    """[batch, time], false for padding, which has segment 0 in packed rows."""
+    """Return a mask [batch, time] that is false for padding (segment 0 in packed rows)."""
     return batch["attention_mask"] if "attention_mask" in batch else batch["segment_ids"] > 0
 
 
 def run_model(model, batch, rngs=None):
-    """The model's Output on a batch; in evaluation with the quantised bank where `memory.quantize_memory` says so."""
+    """Return the model's Output on a batch. In evaluation, banks are quantised if `memory.quantize_memory` is set."""
     return (model if rngs is not None else deployed(model))(
         batch["input_ids"],
         token_mask(batch),
@@ -137,10 +147,10 @@ def run_model(model, batch, rngs=None):
 
 
 def loss(model, batch, config, rngs) -> Loss:
-    """Nats per label; in training plus the router's terms, averaged over the memory layers. weight: labels.
+    """Return the loss in nats per label, in training plus the router losses averaged over the memory layers.
 
-    Parts, in training: ce; router/<term> averaged over layers; router_entropy/<layer>, nats. A batch without labels
-    gives 0 with weight 0.
+    The weight is the number of labels; a batch without labels gives 0 with weight 0. Parts, in training: ce; router;
+    router/<term> averaged over layers; router_entropy/<layer> in nats.
     """
     output = run_model(model, batch, rngs)
     labels = shifted_labels(batch)
@@ -159,14 +169,17 @@ def loss(model, batch, config, rngs) -> Loss:
 
 
 def aggregate_router_losses(terms, memory):
-    """Mean over layers of each layer's terms times the section's coefficients."""
+    """Return the mean over layers of the router losses times the coefficients of the `memory` section."""
     scale = coefficients(memory)
     return compute_router_auxiliary_loss(terms, scale["load_balance"], scale["auxiliary"], scale["z_loss"])
 
 
 def _rows(routing, batch, strategy: str):
-    """Which rows of a Routing belong to valid samples. Padding tokens count, as in the original, but for the choice
-    that the tokens of a packed document share: it counts once, and padding makes none."""
+    """Return a mask of the rows of a Routing that count in the router losses: those of valid samples.
+
+    Padding tokens count, as in the original. In packed rows with one choice per document, each document counts once
+    and padding does not.
+    """
     valid = batch["valid"]
     if "segment_ids" in batch and strategy not in PER_TOKEN:
         segments = batch["segment_ids"]
@@ -176,8 +189,10 @@ def _rows(routing, batch, strategy: str):
 
 
 def outputs(model, batch):
-    """Log-probability of each label [batch, time - 1], 0 where there is none; and by memory layer the mean probability
-    that the router gives each chapter [batch, chapter]."""
+    """Return the log-probability of each label [batch, time - 1], 0 where there is no label.
+
+    Also chapters/<layer>: by memory layer, the router's mean probability of each chapter [batch, chapter].
+    """
     labels = shifted_labels(batch)
     output = run_model(model, batch)
     result = {"log_probability": -token_losses(output.hidden, model.head_weight, labels, 1024)[:, :-1]}
@@ -188,7 +203,7 @@ def outputs(model, batch):
 
 
 def eval_statistics(outputs, batch, config) -> Statistics:
-    """Sums for perplexity and for how chapters are used."""
+    """Return the sums from which `compute` gets perplexity and chapter entropy."""
     sums = {"nll": -outputs["log_probability"].sum(), "labels": (shifted_labels(batch) != IGNORE).sum()}
     for name, p in outputs.items():
         if name.startswith("chapters/"):
@@ -197,8 +212,10 @@ def eval_statistics(outputs, batch, config) -> Statistics:
 
 
 def histograms(model, batch, config) -> dict:
-    """By memory layer the chapters that were chosen, as float, NaN for padding: [batch, time, k], or [batch, k] where
-    a row has one choice."""
+    """Return the chosen chapters by memory layer, as float with NaN for padding.
+
+    Shape [batch, time, k], or [batch, k] if a row has one choice.
+    """
     counted = (token_mask(batch) != 0) & batch["valid"][:, None]
 
     def chosen(routing):
@@ -209,7 +226,10 @@ def histograms(model, batch, config) -> dict:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """perplexity; per memory layer the entropy in nats of the mean probability over chapters (ln C where even)."""
+    """Return perplexity, and per memory layer the entropy in nats of the mean chapter probabilities.
+
+    The entropy is ln C if C chapters are used evenly.
+    """
     import numpy as np
 
     metrics = {"perplexity": float(np.exp(min(ratio(sums["nll"], sums["labels"]), 80.0)))}

@@ -1,4 +1,4 @@
-"""Reading the memory: from routing strategy, bank and stream to what is added to the stream."""
+"""Read the memory: choose chapters by the routing strategy, and compute the update of the residual stream."""
 
 import jax.numpy as jnp
 
@@ -9,11 +9,11 @@ PER_TOKEN = ("token", "prefix")
 
 
 def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, prefill: bool):
-    """The Routing of one memory layer.
+    """Return the Routing of one memory layer.
 
-    hidden: [batch, time, width], what the router looks at. strategy: of this call. With a cache, rolling and hybrid
-    pool a window of block inputs (hybrid: the whole prompt when `prefill`); without one they are `sequence`. In packed
-    rows every document is pooled by itself.
+    hidden: [batch, time, width], the router's input. With a cache, the strategies rolling and hybrid pool a window of
+    block inputs (hybrid: the whole prompt if `prefill`); without a cache they act as `sequence`. In packed rows every
+    document is pooled separately.
     """
     mask = view.token_mask if memory.mask_aware_pooling else None
     if strategy == "prefix":
@@ -36,10 +36,10 @@ def choose_chapters(router, memory, hidden, view, layer: int, strategy: str, pre
 
 
 def read_memory(attention, bank, memory, x, routing=None, strategy: str = "token", rngs=None):
-    """Return the memory's contribution to the residual stream: [batch, time, width].
+    """Return the memory's contribution to the residual stream, [batch, time, width].
 
-    x: the normalised stream. routing: the chapters chosen, None for a bank that is read whole. strategy: by which;
-    tells the choices of tokens from those that the tokens of a packed document share.
+    x: the normalised stream. routing: the chosen chapters, None to read the whole bank. strategy: the routing strategy;
+    it distinguishes a choice per token from one that all tokens of a packed document share.
     """
     if routing is None:
         return attention(x, bank.get_memory(), rngs)
@@ -54,7 +54,7 @@ def read_memory(attention, bank, memory, x, routing=None, strategy: str = "token
 
 
 def _read_per_token(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
-    """Shared chapters read densely, plus `routed_scaling_factor` times the mixed chapters of each token."""
+    """Return the dense read of the shared chapters plus `routed_scaling_factor` times each token's routed chapters."""
     shared, count = memory.num_shared_chapters, routing.indices.shape[-1]
     norm = _branch_norm(memory, shared and count)
     parts = []
@@ -70,8 +70,11 @@ def _read_per_token(attention, bank: ChapteredMemoryBank, memory, q, routing, rn
 
 
 def _read_per_sequence(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
-    """One choice per sequence: its chapters' tokens, times the chapter's weight, under one joint softmax (so that the
-    weight scales keys and values), or a softmax within each chapter where `chapter_softmax` is independent."""
+    """Read the chapters chosen for each sequence.
+
+    By default one joint softmax over their tokens, which are multiplied by the chapter's weight (so it scales keys and
+    values); with `chapter_softmax: independent` a softmax within each chapter.
+    """
     indices, weights = _with_shared(memory, routing)
     norm = _branch_norm(memory, memory.num_shared_chapters and routing.indices.shape[-1])
     selected = norm(bank.select(indices))  # [batch, chapter, token, width]
@@ -82,7 +85,7 @@ def _read_per_sequence(attention, bank: ChapteredMemoryBank, memory, q, routing,
 
 
 def _read_per_document(attention, bank: ChapteredMemoryBank, memory, q, routing, rngs):
-    """As `_read_per_sequence` in rows of several documents: the choice stands at each of a document's tokens."""
+    """Do `_read_per_sequence` for packed rows; the choice is repeated at each token of a document."""
     norm = _branch_norm(memory, memory.num_shared_chapters and routing.indices.shape[-1])
     chapters = norm(bank.base_bank.expand(bank.chapters()))
     attend = attention.attend_routed if memory.chapter_softmax == "independent" else attention.attend_jointly
@@ -90,7 +93,7 @@ def _read_per_document(attention, bank: ChapteredMemoryBank, memory, q, routing,
 
 
 def _with_shared(memory, routing):
-    """Indices and weights [..., shared + k] with the shared chapters first; the weights sum to 1."""
+    """Return indices and weights [..., shared + k] with the shared chapters first; the weights sum to 1."""
     indices, weights, shared = routing.indices, routing.weights, memory.num_shared_chapters
     if not shared:
         return indices, weights
@@ -101,7 +104,10 @@ def _with_shared(memory, routing):
 
 
 def _branch_norm(memory, both_parts):
-    """Each memory vector over its width, without learned weight, where the switch is on and both parts exist."""
+    """Return a function that normalises each memory vector, without learned weights.
+
+    It is the identity unless the setting is on and both shared and routed chapters exist.
+    """
     if not (memory.normalize_shared_routed_before_mixing and both_parts):
         return lambda x: x
     eps = memory.shared_routed_norm_eps

@@ -1,4 +1,4 @@
-"""MemoryTransformer: a decoder whose chosen layers read a bank of learned tokens."""
+"""MemoryTransformer: a decoder whose selected layers read a bank of learned tokens."""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ from jaxtrain.systems.memory_lm.router import ChapterRouter, Routing
 
 
 class Output(NamedTuple):
-    """hidden: [batch, time, width] after the last norm, what `model.head` takes. routing: Routing by memory layer.
-    blocks: every block's output. cache: None where none was given."""
+    """Output of a model. hidden: [batch, time, width] after the last norm, input of `model.head`. routing: Routing by
+    memory layer. blocks: the outputs of all blocks. cache: the updated cache, None if none was given."""
 
     hidden: jax.Array
     routing: dict[int, Routing]
@@ -28,7 +28,7 @@ class Output(NamedTuple):
 
 
 class Block(nnx.Module):
-    """Pre-norm decoder block; `memory_attn` exists in memory layers only."""
+    """Pre-norm decoder block. Only memory layers have `memory_attn`: variant A reads before the MLP, B after it."""
 
     def __init__(self, config, memory, reads_memory: bool, *, rngs: nnx.Rngs):
         norm = lambda: make_norm(config)
@@ -48,7 +48,7 @@ class Block(nnx.Module):
                 self.post_memory_mlp = MLP(config, rngs=rngs)
 
     def __call__(self, x, view, layer: int, read, rngs=None):
-        """x: [batch, time, width]. read: (attention, normalised stream) -> what the memory adds."""
+        """Run the block on x [batch, time, width]. read: (attention, normalised stream) -> the memory's update."""
         x = x + self.self_attn(self.input_layernorm(x), view, layer, rngs)
         if self.reads_memory and self.variant == "A":
             x = x + read(self.memory_attn, self.memory_layernorm(x))
@@ -60,7 +60,7 @@ class Block(nnx.Module):
 
 
 class MemoryTransformer(nnx.Module):
-    """config, memory: the sections of a `memory_lm.scratch` run. guard: see `attention.masked_attention`."""
+    """Decoder with memory layers. config, memory: sections of a `memory_lm.scratch` run. guard: see `View.attend`."""
 
     def __init__(self, config, memory, *, rngs: nnx.Rngs, guard: bool = True):
         self.config, self.memory, self.guard = config, memory, guard
@@ -71,7 +71,7 @@ class MemoryTransformer(nnx.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, width, rngs=rngs)
         banks = max(self.bank_of.values()) + 1 if layers else 0
         self.memory_banks = nnx.List([make_bank(memory, memory.memory_dim or width, rngs) for _ in range(banks)])
-        self.routers = make_routers(memory, width, list(set(layers)), rngs)  # the order of a set, as the original
+        self.routers = make_routers(memory, width, list(set(layers)), rngs)  # in set order, as in the original
         self.layers = nnx.List([Block(config, memory, i in self.bank_of, rngs=rngs) for i in range(config.num_layers)])
         self.norm = make_norm(config)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False, rngs=rngs)
@@ -91,11 +91,12 @@ class MemoryTransformer(nnx.Module):
         lengths=None,
         rngs=None,
     ) -> Output:
-        """input_ids: int [batch, time]. attention_mask: [batch, time], 0 marks padding. position_ids: as input_ids,
-        0, 1, ... if left out (from the cache's length on). segment_ids: int [batch, time], attention stays within equal
-        ones. cache: what earlier calls left; prefill: this is the first call with it. strategy: overrides the routing
-        strategy. lengths: int [batch], the sums of an attention_mask that hides only the last tokens of each row.
-        rngs=None means evaluation.
+        """Return the Output for input_ids, int [batch, time].
+
+        attention_mask: [batch, time], 0 marks padding. position_ids: int [batch, time], by default counted from the
+        cache's length, or 0. segment_ids: int [batch, time], attention stays within equal ones. cache: of earlier
+        calls; prefill: True in the first call with it. strategy: overrides the routing strategy. lengths: int [batch],
+        row sums of the attention_mask, given only if it hides just the last tokens. rngs=None means evaluation.
         """
         view = View(
             None if attention_mask is None else attention_mask.astype(bool),
@@ -113,7 +114,7 @@ class MemoryTransformer(nnx.Module):
         return Output(self.norm(hidden), routing, blocks, view.close())
 
     def block(self, layer: int, hidden, view, strategy: str, prefill: bool, rngs=None):
-        """One block: its output and the Routing of its memory layer, or None."""
+        """Run one block; return its output and its Routing, or None."""
         chosen = None
         if layer in self.bank_of and self.memory.use_chapters:
             router = self.routers[str(layer)]
@@ -130,23 +131,23 @@ class MemoryTransformer(nnx.Module):
         return block(hidden, view, layer, None, rngs)
 
     def kind_of(self, layer: int) -> None:
-        """Layers without memory are all of one kind."""
+        """Return None: all layers without memory are of one kind."""
         return
 
     @property
     def head_weight(self):
-        """[vocabulary, width]."""
+        """Return the output weight, [vocabulary, width]."""
         return self.lm_head.weight[...]
 
     def head(self, hidden):
-        """Logits float [..., vocabulary] of Output.hidden."""
+        """Return logits, float [..., vocabulary], of Output.hidden."""
         return self.lm_head(hidden)
 
     def logits(self, input_ids, attention_mask=None, **options):
         return self.head(self(input_ids, attention_mask, **options).hidden)
 
     def empty_cache(self, batch: int, capacity: int) -> Cache:
-        """A cache for `capacity` tokens, padding included."""
+        """Return an empty cache for `capacity` tokens per row, padding included."""
         config, dtype = self.config, self.embed_tokens.weight[...].dtype
         routing = empty_routing(self.memory, list(self.bank_of), batch, config.hidden_dim, dtype)
         head = config.hidden_dim // config.num_heads
@@ -159,7 +160,7 @@ def make_norm(config):
 
 
 def make_routers(memory, width: int, layers: list[int], rngs) -> nnx.Dict:
-    """One router per memory layer, by the layer's number."""
+    """Return one router per memory layer, by layer number; none without chapters."""
     make = lambda: ChapterRouter(
         width,
         memory.num_chapters,
@@ -174,7 +175,7 @@ def make_routers(memory, width: int, layers: list[int], rngs) -> nnx.Dict:
 def make_memory_attention(
     memory, width: int, heads: int, kv_heads: int, dropout: float, *, rngs
 ) -> MemoryCrossAttention:
-    """heads, kv_heads, dropout: the model's own, which the section may override."""
+    """Return a memory layer's attention. heads, kv_heads, dropout: the model's, which the section may override."""
     reduced = memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim"
     return MemoryCrossAttention(
         width,
@@ -193,12 +194,12 @@ def routing_strategy(memory, rngs) -> str:
 
 
 def remat_read(body, memory, rngs):
-    """Recompute the memory's attention in the backward pass where the section says so."""
+    """Return `body`, recomputed in the backward pass if memory_gradient_checkpointing is set (in training only)."""
     return jax.checkpoint(body) if memory.memory_gradient_checkpointing and rngs is not None else body
 
 
 def initialise(model: Any, config, memory, rngs: nnx.Rngs) -> None:
-    """Every Linear and Embedding normal, biases 0; then the overrides and the zeroed memory outputs."""
+    """Initialise every Linear and Embedding from a normal, biases 0; then apply overrides and zero memory outputs."""
     for _, module in nnx.iter_modules(model):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             set_normal(module, config.initializer_range, rngs)
@@ -221,6 +222,6 @@ def set_normal(layer, std: float, rngs: nnx.Rngs) -> None:
 
 
 def build_model(config, rngs: nnx.Rngs) -> MemoryTransformer:
-    """The model of a `memory_lm.scratch` config. Traced: no I/O."""
+    """Return the model of a `memory_lm.scratch` config. It is traced, so it must do no I/O."""
     guard = config.compat != "original"
     return MemoryTransformer(config.model, config.memory, rngs=rngs, guard=guard)

@@ -1,28 +1,28 @@
-"""Documents of any length -> rows of one length, with what keeps them apart."""
+"""Pack documents of any length into rows of fixed length, with segment and position ids that separate them."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 IGNORE = -100
-OPEN_ROWS = 64  # rows that a document may still be put into
+OPEN_ROWS = 64  # most recent unfilled rows that are searched for room
 
 
 def pack(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], length: int, pad_token_id: int, split: bool = True
 ) -> dict[str, np.ndarray]:
-    """Rows of `length` tokens from (ids, labels) pairs, in order.
+    """Pack (ids, labels) pairs into rows of `length` tokens.
 
-    split: cut a document at a row's end (its rest starts the next row, as a segment of its own); otherwise it goes
-    whole into the fullest open row with room, cut to `length` where it is longer. Gives input_ids, labels,
-    position_ids (from 0 in each segment) and segment_ids (1, 2, ... in each row, 0 for padding), int32 [row, length].
-    A document of fewer than two tokens teaches nothing and is left out.
+    split: fill rows in order and cut a document at a row's end (its rest starts the next row, as a segment of its own).
+    Otherwise a document goes whole into the fullest open row with room, truncated to `length`. Returns input_ids,
+    labels, position_ids (from 0 in each segment) and segment_ids (1, 2, ... in each row, 0 for padding), int32 [row,
+    length]. Documents of fewer than two tokens have no next token to predict and are left out.
     """
     return columns_of(_fill(documents, length) if split else _fit(documents, length), length, pad_token_id)
 
 
 def columns_of(rows: Sequence[Sequence], length: int, pad_token_id: int) -> dict[str, np.ndarray]:
-    """Columns of `pack`, of rows of pieces (ids, labels)."""
+    """Return the columns of `pack` from rows that are lists of (ids, labels) pieces."""
     count = len(rows)
     columns = {
         "input_ids": np.full((count, length), pad_token_id, np.int32),
@@ -43,7 +43,7 @@ def columns_of(rows: Sequence[Sequence], length: int, pad_token_id: int) -> dict
 
 
 def padding_ratio(columns: dict[str, np.ndarray]) -> float:
-    """Fraction of tokens that are padding."""
+    """Return the fraction of tokens that are padding."""
     present = columns["segment_ids"] > 0 if "segment_ids" in columns else columns["attention_mask"] > 0
     return float(1 - present.mean()) if present.size else 0.0
 
@@ -64,9 +64,9 @@ def _fill(documents, length: int) -> list[list[Sequence]]:
 
 
 def divide(tokens: int, room: int) -> int:
-    """How many of a document's tokens go into a row with so much room."""
+    """Return the number of a document's remaining `tokens` to put into a row with `room` free positions."""
     take = min(room, tokens)
-    return take - (take > 2) if tokens - take == 1 else take  # a single token left over could not be learned
+    return take - (take > 2) if tokens - take == 1 else take  # leave 2: a single token has no next one
 
 
 def _fit(documents, length: int) -> list[list[Sequence]]:

@@ -1,10 +1,10 @@
-"""Which parameters are trained, and under which learning rate."""
+"""Assign parameters to groups with their own learning rates, and decide which are trained."""
 
 MEMORY_PARTS = ("routers.", ".memory_attn.", ".memory_layernorm.", ".post_memory_layernorm.", ".post_memory_mlp.")
 
 
 def param_group(key: str, config) -> str:
-    """memory (routers, memory layers), memory_bank, lora or base_model: the names of `optim.groups`."""
+    """Return the name in `optim.groups`: memory (routers, memory layers), memory_bank, lora or base_model."""
     name = "." + key
     if key.startswith("memory_banks."):
         return "memory_bank"
@@ -16,9 +16,9 @@ def param_group(key: str, config) -> str:
 
 
 def trainable(key: str, config) -> bool:
-    """False keeps a parameter fixed, without optimizer state."""
+    """Return False for a frozen parameter, which has no optimizer state."""
     if key.startswith("base_model.") and param_group(key, config) == "base_model":
-        # A Linear with LoRA keeps its own weight fixed even where the rest of the base model is trained.
+        # The weight of a Linear with LoRA stays frozen even if the rest of the base model is trained.
         return not (config.model.freeze_base_model or has_lora(key, config))
     if key.startswith("memory_banks."):
         return not config.memory.freeze_memory_bank

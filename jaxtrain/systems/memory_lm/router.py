@@ -1,4 +1,4 @@
-"""Choosing chapters: pooling, top-k selection, and the losses that keep the choice balanced."""
+"""Choose chapters: pooling, top-k selection, and the losses that keep the choice balanced."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ LOSSES = ("load_balance", "auxiliary", "z_loss")
 
 
 class Routing(NamedTuple):
-    """Hold a router's choice. indices: int [..., k], chapters; weights: float [..., k], sum 1; both by descending
-    weight; logits: float [..., chapter]. The leading axes are the batch, for token routing [batch, time]."""
+    """A router's choice. indices: int [..., k], chapters by descending weight; weights: float [..., k], sum 1; logits:
+    float [..., chapter]. The leading axes are [batch], or [batch, time] for routing per token."""
 
     indices: jax.Array
     weights: jax.Array
@@ -24,9 +24,9 @@ class Routing(NamedTuple):
 
 
 class ChapterRouter(nnx.Module):
-    """router: Linear(width, chapters). The first `shared` chapters are never chosen: every token reads them anyway.
+    """Router with a Linear(width, chapters). It never chooses the first `shared` chapters: every token reads them.
 
-    Raises UserError where top_k does not fit.
+    Raises UserError if top_k is not in 1..num_chapters.
     """
 
     def __init__(self, width: int, num_chapters: int, top_k: int, shared: int = 0, window: int = 128, *, rngs):
@@ -39,7 +39,10 @@ class ChapterRouter(nnx.Module):
         self.window = window
 
     def __call__(self, hidden, strategy: str = "sequence", mask=None) -> Routing:
-        """hidden: [batch, time, width]. mask: [batch, time], left out to count padding as the original does."""
+        """Return the Routing for hidden [batch, time, width].
+
+        mask: [batch, time]; None counts padding tokens, as the original does. Raises UserError for another strategy.
+        """
         if strategy == "sequence":
             return self.route(masked_mean(hidden, mask))
         if strategy == "sequence-rolling":
@@ -49,12 +52,12 @@ class ChapterRouter(nnx.Module):
         raise UserError(f"routing strategy {strategy!r} is unknown here")
 
     def route(self, pooled) -> Routing:
-        """pooled: [..., width]; one choice each."""
-        with float8.products(False):  # a choice between chapters is not worth the rounding
+        """Return one choice for each vector of pooled, [..., width]."""
+        with float8.products(False):  # no float8: its rounding could change the choice
             return self.choose(self.router(pooled).astype(jnp.float32))
 
     def route_tokens(self, hidden) -> Routing:
-        """One choice per token; hidden: [batch, time, width]."""
+        """Return one choice per token of hidden, [batch, time, width]."""
         return self.route(hidden)
 
     def choose(self, logits) -> Routing:
@@ -68,7 +71,7 @@ class ChapterRouter(nnx.Module):
 
 
 def masked_mean(hidden, mask=None):
-    """Mean over time; mask: [batch, time], at least one position is counted."""
+    """Return the mean over time; mask: [batch, time]; the divisor is at least 1."""
     if mask is None:
         return hidden.mean(1)
     mask = mask.astype(hidden.dtype)[..., None]
@@ -76,32 +79,35 @@ def masked_mean(hidden, mask=None):
 
 
 def rolling_mean(hidden, window: int, mask=None):
-    """Mean over time of the mean over the last `window` positions up to each."""
+    """Return the mean over time of the running means over the last `window` positions."""
     ones = jnp.ones(hidden.shape[:2], jnp.float32) if mask is None else mask.astype(jnp.float32)
     share = _shares(ones, window, 0, hidden.shape[1] - 1)
     return jnp.einsum("bp,bpd->bd", share.astype(hidden.dtype), hidden)
 
 
 def document_mean(hidden, window: int, starts, ends):
-    """`rolling_mean` of each position's own document, [batch, time, width]; a window of 1 gives its plain mean.
+    """Return the `rolling_mean` of each position's document, [batch, time, width]; window 1 gives the plain mean.
 
-    starts, ends: int [batch, time], the first and the last position of each one's document.
+    starts, ends: int [batch, time], the first and the last position of each position's document.
     """
     share = _shares(jnp.ones(hidden.shape[:2], jnp.float32), window, starts, ends)
     return _window_sums(share[..., None] * hidden.astype(jnp.float32), starts, ends).astype(hidden.dtype)
 
 
 def _shares(ones, window: int, starts, ends):
-    """How much each position counts in the mean over its document of means over windows: float32 [batch, time]."""
+    """Return each position's weight in the mean of its document's running means, float32 [batch, time]."""
     place = jnp.arange(ones.shape[1])
     width = min(window, ones.shape[1])
-    counts = _window_sums(ones, jnp.maximum(place - width + 1, starts), place)  # positions behind each mean
+    counts = _window_sums(ones, jnp.maximum(place - width + 1, starts), place)  # positions in each running mean
     share = _window_sums(ones / jnp.maximum(counts, 1.0), place, jnp.minimum(place + width - 1, ends)) * ones
     return share / jnp.maximum(_window_sums(ones, starts, ends), 1.0)
 
 
 def _window_sums(values, first, last):
-    """Sums of values [batch, time, ...] over first..last, both inclusive: int [batch, time], [time] or one number."""
+    """Return the sums of values [batch, time, ...] over positions first..last, both inclusive.
+
+    first, last: int [batch, time], [time] or a number.
+    """
     total = jnp.pad(jnp.cumsum(values, axis=1), ((0, 0), (1, 0), *((0, 0),) * (values.ndim - 2)))
     flat = total.reshape(*total.shape[:2], -1)
     shape = values.shape
@@ -110,10 +116,10 @@ def _window_sums(values, first, last):
 
 
 def prefix_mean(hidden, mask=None, total=None, count=None, starts=None):
-    """Mean over all positions up to each: [batch, time, width], causal.
+    """Return the causal mean over all positions up to each, [batch, time, width], and the new total and count.
 
-    total [batch, width], count [batch]: what a cache holds of earlier positions. starts: int [batch, time], the first
-    position of each one's document, where rows hold several. Gives the means, the new total and count.
+    total [batch, width], count [batch]: sum and number of earlier positions, from a cache. starts: int [batch, time],
+    the first position of each position's document in packed rows.
     """
     ones = jnp.ones(hidden.shape[:2], jnp.float32) if mask is None else mask.astype(jnp.float32)
     sums = jnp.cumsum(hidden.astype(jnp.float32) * ones[..., None], axis=1)
@@ -128,11 +134,11 @@ def prefix_mean(hidden, mask=None, total=None, count=None, starts=None):
 
 
 def router_losses(routing: Routing, rows=None) -> dict[str, jax.Array]:
-    """Balance terms and the entropy of the choice, over the rows (batch, or batch and time) with `rows` true.
+    """Return the balance losses and the entropy of the choice, over the rows (batch, or batch and time) of `rows`.
 
-    load_balance = C sum_i f_i P_i, with f_i how often chapter i was chosen per row (no gradient) and P_i its mean
-    probability: k where uniform, not 1. auxiliary = mean_i (mean p_i^2 - 1/C)^2. z_loss = mean logsumexp^2. entropy in
-    nats. No row gives zeros. Source: Fedus et al. 2021 for the first; the original's formulas (docs/memory_lm.md).
+    load_balance = C sum_i f_i P_i, where f_i is how often chapter i is chosen per row (no gradient) and P_i its mean
+    probability; if uniform it is k, not 1. auxiliary = mean_i (mean p_i^2 - 1/C)^2. z_loss = mean logsumexp^2. entropy
+    in nats. Without rows all are 0. Sources: Fedus et al. 2021 for load_balance; the original (docs/memory_lm.md).
     """
     chapters = routing.logits.shape[-1]
     logits = routing.logits.reshape(-1, chapters)
@@ -158,13 +164,13 @@ def _mean(values, weight):
 
 
 def compute_total_router_loss(losses: dict, load_balance: float, auxiliary: float, z_loss: float):
-    """One layer's terms, each times its coefficient; coefficients <= 0 and absent terms count nothing."""
+    """Return the sum of one layer's losses times their coefficients; skips coefficients <= 0 and missing losses."""
     coefficients = dict(zip(LOSSES, (load_balance, auxiliary, z_loss), strict=True))
     return sum((c * losses[name] for name, c in coefficients.items() if c > 0 and name in losses), jnp.float32(0))
 
 
 def coefficients(memory) -> dict[str, float]:
-    """A `memory` section's coefficient by loss, 0 where its switch is off."""
+    """Return the coefficients of the router losses in a `memory` section, 0 for disabled ones."""
     return {
         "load_balance": memory.load_balance_coefficient if memory.use_load_balance_loss else 0.0,
         "auxiliary": memory.auxiliary_loss_coefficient if memory.use_auxiliary_loss else 0.0,
@@ -175,7 +181,7 @@ def coefficients(memory) -> dict[str, float]:
 def compute_router_auxiliary_loss(
     router_losses, load_balance_coef: float = 0.01, auxiliary_coef: float = 0.0, z_loss_coef: float = 0.0
 ):
-    """Mean over the layers with terms of `compute_total_router_loss`; 0 for none."""
+    """Return the mean of `compute_total_router_loss` over the layers that have losses; 0 if none has."""
     given = [losses for losses in router_losses if losses]
     totals = [compute_total_router_loss(losses, load_balance_coef, auxiliary_coef, z_loss_coef) for losses in given]
     return sum(totals) / len(totals) if totals else jnp.float32(0)

@@ -1,16 +1,16 @@
-"""Which settings let the tokens of one row lie on several devices (`shard.sequence`)."""
+"""Check the settings of `shard.sequence`, which spreads the tokens of a row over several devices."""
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn.ring_attention import check_tokens
 
 
 def scratch(config) -> None:
-    """Raises UserError for a MemoryTransformer that cannot."""
+    """Raise UserError if the settings of a MemoryTransformer do not allow `shard.sequence`."""
     _check(config, dropout=config.model.attention_dropout)
 
 
 def adapter(config) -> None:
-    """Raises UserError for a MemoryAdapter that cannot."""
+    """Raise UserError if a MemoryAdapter's settings or its base model's windows do not allow `shard.sequence`."""
     from jaxtrain.systems.memory_lm.adapter import backbone_config
 
     reach = min((window for window in backbone_config(config.model).windows if window is not None), default=None)

@@ -1,4 +1,4 @@
-"""How `shard.tensor` splits the decoders: heads, the MLP's inner width, and the vocabulary where it divides."""
+"""Tensor-parallel rules: `shard.tensor` splits heads, the MLP's inner width, and the vocabulary if divisible."""
 
 from jaxtrain.runtime.tensor_rules import Rules, check_divides, columns, rows
 
@@ -8,13 +8,13 @@ VOCABULARY = r"(.*\.)?(embed_tokens|lm_head)"
 
 
 def scratch(config) -> Rules:
-    """The rules of a MemoryTransformer. Raises UserError for a number of devices that divides no heads."""
+    """Return the rules of a MemoryTransformer. Raises UserError if shard.tensor does not divide heads and widths."""
     model = config.model
     return _rules(config, model.num_heads, model.kv_heads, model.intermediate_dim, model.vocab_size)
 
 
 def adapter(config) -> Rules:
-    """The rules of a MemoryAdapter, its LoRA too."""
+    """Return the rules of a MemoryAdapter, LoRA included. Raises UserError as `scratch` does."""
     from jaxtrain.systems.memory_lm.adapter import backbone_config
 
     base = backbone_config(config.model)

@@ -1,5 +1,4 @@
-"""Rows of a dataset -> token ids and labels. Two manners: the original's, and one that applies chat templates and
-teaches the end of a text."""
+"""Turn rows of a dataset into token ids and labels: by the original's rules, or with chat templates and end tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +14,11 @@ MODES = ("pretraining", "instruction_finetuning")
 
 
 class Encoder:
-    """Turns one row (a mapping of columns) into tokens.
+    """Encoder of one row (a mapping of columns) into tokens.
 
-    max_length: tokens, longer texts are cut; None leaves them whole. original: the torch original's rules (transcripts
-    without an end token; a template only where it marks its generations). append_eos, chat_template: see `data`.
+    max_length: longer texts are truncated to so many tokens; None keeps them whole. original: use the torch original's
+    rules (transcripts without an end token; a chat template only if it marks its generations). append_eos,
+    chat_template: see the section `data`. Raises UserError for an unknown training_mode or a missing end token.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Encoder:
         self.chat_template = chat_template
 
     def encode(self, row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """ids and labels, int32 [length]; labels are IGNORE where nothing is learned, and not shifted."""
+        """Return ids and labels, int32 [length]; labels are not shifted, and IGNORE for tokens that are not learned."""
         if self.training_mode == "pretraining":
             return self._all(self._text(row))
         messages = chat.messages_of(row)
@@ -62,7 +62,7 @@ class Encoder:
         )
 
     def padded(self, row: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """input_ids, attention_mask and labels, int32 [max_length], padded on the tokenizer's own side."""
+        """Return input_ids, attention_mask and labels, int32 [max_length], padded on the tokenizer's side."""
         ids, labels = self.encode(row)
         missing = self.max_length - len(ids)
         sides = (missing, 0) if self.tokenizer.padding_side == "left" else (0, missing)
@@ -83,7 +83,7 @@ class Encoder:
         return " ".join(part for part in parts if part or self.original)
 
     def _all(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Every token is learned, and the end after it."""
+        """Encode a text of which every token is learned, followed by the end token with append_eos."""
         room = self.max_length
         tokens = self.tokenizer.encode(text, room)
         ids = np.array(tokens.ids, np.int32)
@@ -104,7 +104,7 @@ class Encoder:
         return self._spans(text, spans, special=not templated)
 
     def _spans(self, text: str, spans: list[tuple[int, int]], special: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that overlap a span are learned; all of them in a conversation that has no assistant."""
+        """Encode a text of which the tokens that overlap a span are learned; all tokens if there is no span."""
         tokens: Tokens = self.tokenizer.encode(text, self.max_length, special=special)
         ids = np.array(tokens.ids, np.int32)
         if tokens.offsets is None:

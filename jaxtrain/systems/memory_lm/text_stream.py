@@ -1,4 +1,4 @@
-"""Rows of tokens made from a streamed dataset as they are asked for: no more of it is ever held."""
+"""Make rows of tokens on demand from a streamed dataset, without holding more of it in memory."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ from torch_bridge.sources import divided
 
 
 class TextStream(SequentialSource):
-    """Give the rows of `data.make_rows` in the order of the dataset, pass after pass. Its place is that of the document
-    it is in, and how many of its tokens are used.
+    """Endless source of the rows of `data.make_rows`, in the order of the dataset.
 
-    dataset: of the library `datasets`, streaming. length: tokens of a row. packing: documents share rows.
+    Its place, for resuming, is the dataset's state and the number of tokens already used of the current document.
+    dataset: a streaming one of the library `datasets`. length: tokens of a row. packing: documents share rows.
     """
 
     tells_places = True
@@ -40,7 +40,7 @@ class TextStream(SequentialSource):
         return TextStream(part, self.encoder, self.length, self.pad_token_id, self.packing)
 
     def _documents(self, place: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-        """Every document with the dataset's state before it."""
+        """Yield every document with the dataset's state before it."""
         before = place["dataset"]
         if before is not None:
             self.dataset.load_state_dict(before)

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, a BPE trained on the spot, or a pretrained one."""
+"""Tokenizers: bytes, a BPE trained on the training data, or a pretrained one."""
 
 import hashlib
 import pathlib
@@ -15,14 +15,14 @@ END = "<|endoftext|>"
 
 
 class Tokens(NamedTuple):
-    """ids, and the characters [start, end) that each stands for; None where the tokenizer cannot tell."""
+    """Token ids, and the characters [start, end) of each; offsets are None if the tokenizer does not have them."""
 
     ids: list[int]
     offsets: list[tuple[int, int]] | None
 
 
 class ByteTokenizer:
-    """UTF-8 bytes 0 to 255, then the end of a document (256) and padding (257)."""
+    """Tokenizer of UTF-8 bytes: ids 0 to 255, then the end of a document (256) and padding (257)."""
 
     name = "bytes"
     vocab_size = 258
@@ -32,7 +32,7 @@ class ByteTokenizer:
     chat_template = None
 
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
-        """The end-of-document marker counts as one token where it stands in the text."""
+        """Return the tokens of a text; an end-of-document marker in the text becomes one token."""
         ids, offsets, place = [], [], 0
         for i, part in enumerate(text.split(END)):
             if i:
@@ -51,7 +51,7 @@ class ByteTokenizer:
         return Tokens(ids[:max_length], offsets[:max_length])
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Bytes that are no valid UTF-8 become the replacement character."""
+        """Return the text of the ids; invalid UTF-8 becomes the replacement character."""
         parts, run = [], bytearray()
         for token in [*ids, -1]:
             if 0 <= token < 256:
@@ -65,9 +65,10 @@ class ByteTokenizer:
 
 
 class PretrainedTokenizer:
-    """A transformers tokenizer under this module's interface.
+    """Wrapper that gives a transformers tokenizer this module's interface.
 
-    special: ids by name (eos_token_id, ...) in place of its own. Raises UserError for one that it has no entry for.
+    special: ids by name (eos_token_id, ...) that override its own. Raises UserError for an id out of range, and for a
+    tokenizer with neither padding nor end token.
     """
 
     def __init__(self, inner: Any, name: str, special: Mapping[str, int] = MappingProxyType({})):
@@ -90,7 +91,7 @@ class PretrainedTokenizer:
         self.vocab_size = len(inner) if hasattr(inner, "__len__") else getattr(inner, "vocab_size", 0)
 
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
-        """special: add what the tokenizer itself adds around a text. What it pads by itself is left out again."""
+        """Return the tokens of a text without padding. special: add the tokenizer's special tokens around the text."""
         fast = getattr(self.inner, "is_fast", False)
         given = self.inner(
             text,
@@ -111,14 +112,14 @@ class PretrainedTokenizer:
         return self.inner.decode(list(ids), skip_special_tokens=skip_special)
 
     def files(self) -> dict[str, str]:
-        """tokenizer.json, tokenizer_config.json, ... as transformers writes them."""
+        """Return the files that transformers saves (tokenizer.json, tokenizer_config.json, ...), by file name."""
         with tempfile.TemporaryDirectory() as folder:
             self.inner.save_pretrained(folder)
             return {path.name: path.read_text(encoding="utf-8") for path in sorted(pathlib.Path(folder).iterdir())}
 
 
 def as_ids(encoded: Any) -> list[int]:
-    """The ids of one text that a tokenizer gave as a list, an array or a tensor, with or without an axis for rows."""
+    """Return the ids of one text as a list, from a list, array or tensor with or without a batch axis."""
     ids = encoded.tolist() if hasattr(encoded, "tolist") else list(encoded)
     return ids[0] if ids and isinstance(ids[0], list) else ids
 
@@ -132,7 +133,7 @@ def from_json(
     chat_template: str | None = None,
     name: str = "tokenizer.json",
 ) -> PretrainedTokenizer:
-    """A tokenizer from the text of a tokenizer.json."""
+    """Return a tokenizer from the text of a tokenizer.json."""
     import transformers
     from tokenizers import Tokenizer
 
@@ -151,7 +152,10 @@ def from_json(
 
 
 def train_bpe(documents: Iterable[str], size: int) -> str:
-    """The tokenizer.json of a byte-level BPE of `size` entries. Source: Sennrich et al. 2016; Radford et al. 2019."""
+    """Train a byte-level BPE of `size` entries; return its tokenizer.json.
+
+    Sources: Sennrich et al. 2016; Radford et al. 2019.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -168,9 +172,9 @@ def train_bpe(documents: Iterable[str], size: int) -> str:
 
 
 def load_tokenizer(name: str, documents: Iterable[str] = (), cache: pathlib.Path | None = None):
-    """bytes; bpe:<size>, trained on `documents` and kept in `cache`; a tokenizer.json; a folder or a hub id.
+    """Load bytes; bpe:<size>, trained on `documents` and kept in `cache`; a tokenizer.json, a folder or a hub id.
 
-    Raises UserError where there is none.
+    Raises UserError if it cannot be found.
     """
     if name == "bytes":
         return ByteTokenizer()

@@ -1,4 +1,4 @@
-"""Plain torch: attention with a mask, rotary positions, and the pretrained decoders under Hugging Face's keys."""
+"""Pretrained decoders in plain torch with Hugging Face's keys: masked attention, rotary positions, LoRA."""
 
 import math
 
@@ -18,7 +18,8 @@ ACTIVATIONS = {
 
 
 class Linear(nn.Linear):
-    """Computes in the weight's dtype, as jaxtrain.nn.Linear: a bfloat16 base model meets float32 adapters."""
+    """Linear that computes in the weight's dtype, as jaxtrain.nn.Linear does: a bfloat16 base model gets float32 inputs
+    from its adapters."""
 
     def forward(self, x):
         return functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
@@ -35,7 +36,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x, angles, scale: float = 1.0):
-    """x: [batch, time, head, width]; angles: [batch, time, width / 2]."""
+    """Apply rotary positions to x [batch, time, head, width]; angles: [batch, time, width / 2]."""
     angles = torch.cat([angles, angles], -1)[:, :, None]
     first, second = x.chunk(2, -1)
     turned = x * (angles.cos() * scale) + torch.cat([-second, first], -1) * (angles.sin() * scale)
@@ -43,8 +44,10 @@ def rotate(x, angles, scale: float = 1.0):
 
 
 def attention(q, k, v, mask=None, dropout: float = 0.0):
-    """[batch, time, head, width] each, k and v with fewer heads; mask: bool [batch, 1, query, key]. A query that may
-    see nothing gives 0. dropout: of the probabilities."""
+    """Return the attention of q, k, v, [batch, time, head, width]; k and v may have fewer heads.
+
+    mask: bool [batch, 1, query, key]; a query that sees no key gives 0. dropout: rate for the probabilities.
+    """
     groups = q.shape[2] // k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
@@ -141,7 +144,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Add the update to the weight, once; the layer then computes with the weight alone."""
+        """Add the LoRA update to the weight, once; forward then uses only the weight."""
         if not self.merged:
             update = (self.lora_B.float() @ self.lora_A.float()) * self.scale
             self.weight = nn.Parameter((self.weight + update).to(self.weight.dtype), requires_grad=False)

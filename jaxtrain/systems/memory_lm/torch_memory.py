@@ -1,4 +1,4 @@
-"""The memory in plain torch: banks, router, cross-attention, and what one call of a model knows of its tokens."""
+"""The memory in plain torch: banks, router, cross-attention, and the positions, masks and caches of a call."""
 
 import torch
 from torch import nn
@@ -11,12 +11,12 @@ PER_TOKEN = ("token", "prefix")
 
 
 class View:
-    """Positions, masks and caches of one call.
+    """Positions, masks and caches of one call of a model.
 
-    mask: bool [batch, key], keys of earlier calls included. past: (keys, values) by layer of earlier calls; they and
-    this call's are collected in `present`, a list, where it is given. windows: by layer, what the routing strategies
-    rolling and hybrid keep between calls; None where there is no cache. routing: (indices, weights, logits) by layer,
-    filled by the model.
+    mask: bool [batch, key], keys of earlier calls included; UserError for another width. past: (keys, values) of
+    earlier calls by layer. present: a list to which each layer's past and new (keys, values) are appended, or None.
+    windows: by layer, the state of the routing strategies rolling and hybrid; None without a cache. routing: (indices,
+    weights, logits) by layer, filled by the model.
     """
 
     def __init__(self, ids, mask=None, positions=None, segments=None, past=None, present=None, windows=None):
@@ -41,7 +41,7 @@ class View:
         self.routing: dict[int, tuple] = {}
 
     def extend(self, k, v):
-        """Keys and values of this call -> those that its queries may look at."""
+        """Return the keys and values of earlier calls and this one."""
         if self.past:
             k, v = (torch.cat([old, new], 1) for old, new in zip(self.past[self.layer], (k, v), strict=True))
         if self.present is not None:
@@ -49,7 +49,8 @@ class View:
         return k, v
 
     def window(self, hidden, size: int):
-        """The last `size` block inputs of all calls, [batch, state, width], and which are real, [batch, state]."""
+        """Append block inputs to the layer's window; return the last `size` of all calls, [batch, state, width], and
+        their mask [batch, state]."""
         seen = self.windows.get(self.layer)
         states = (hidden.detach() if seen is None else torch.cat([seen, hidden.detach()], 1))[:, -size:]
         self.windows[self.layer] = states
@@ -61,9 +62,9 @@ class View:
 
 
 class MemoryBank(nn.Module):
-    """memory: [token, width], normal with init_std."""
+    """Bank with the parameter `memory` [token, width], drawn from N(0, init_std)."""
 
-    bits: int | None = None  # of the bank as it is evaluated
+    bits: int | None = None  # quantisation in eval mode; None: none
 
     def __init__(self, num_memory_tokens: int, memory_dim: int, init_std: float = 0.02):
         super().__init__()
@@ -71,7 +72,7 @@ class MemoryBank(nn.Module):
         self.memory = nn.Parameter(torch.randn(num_memory_tokens, memory_dim) * init_std)
 
     def get_memory(self) -> torch.Tensor:
-        """Every memory vector: [token, width]."""
+        """Return all memory vectors, [token, width]."""
         return self.memory
 
     def forward(self) -> torch.Tensor:
@@ -80,7 +81,7 @@ class MemoryBank(nn.Module):
 
 
 class FactorizedMemoryBank(MemoryBank):
-    """A: [token, rank], B: [width, rank]; the memory is A B^T."""
+    """Low-rank bank: the memory is A B^T with A [token, rank] and B [width, rank]."""
 
     def __init__(self, num_memory_tokens: int, memory_dim: int, rank: int, init_std: float = 0.02):
         nn.Module.__init__(self)
@@ -93,7 +94,7 @@ class FactorizedMemoryBank(MemoryBank):
 
 
 class ReducedDimMemoryBank(MemoryBank):
-    """memory: [token, rank]; attention works in the reduced width."""
+    """Bank with `memory` [token, rank]; attention works in the reduced width `rank`."""
 
     def __init__(self, num_memory_tokens: int, rank: int, init_std: float = 0.02):
         super().__init__(num_memory_tokens, rank, init_std)
@@ -101,10 +102,10 @@ class ReducedDimMemoryBank(MemoryBank):
 
 
 class QuantizedMemoryBank(nn.Module):
-    """A bank in 8 or 4 bits for inference: buffers quantized_memory int8 [token, width or width / 2], scales [token].
+    """Bank in 8 or 4 bits, for inference: buffers quantized_memory int8 [token, width or width / 2], scales [token].
 
-    Every row has the scale max / 127 (4 bits: / 7), at least 1e-8; values round half to even. In 4 bits column 2j fills
-    the low half of a byte, 2j + 1 the high half. Raises UserError for other bits, and for an odd width in 4 bits.
+    Every row has the scale max|row| / 127 (4 bits: / 7), at least 1e-8; values round half to even. With 4 bits, column
+    2j is the low half of a byte, 2j + 1 the high half. Raises UserError for other bits, and for an odd width with 4.
     """
 
     def __init__(self, memory: torch.Tensor, bits: int = 8):
@@ -122,7 +123,7 @@ class QuantizedMemoryBank(nn.Module):
         self.bits = bits
 
     def get_memory(self) -> torch.Tensor:
-        """float32 [token, width]."""
+        """Return all memory vectors, dequantised, float32 [token, width]."""
         values = self.quantized_memory
         if self.bits == 4:
             values = torch.stack([(values << 4) >> 4, values >> 4], -1).flatten(1)
@@ -132,7 +133,10 @@ class QuantizedMemoryBank(nn.Module):
 
 
 class ChapteredMemoryBank(nn.Module):
-    """A bank cut into chapters of consecutive tokens; keys gain `base_bank.`."""
+    """Bank split into chapters of consecutive tokens; its state-dict keys have the prefix `base_bank.`.
+
+    Raises UserError if num_chapters does not divide the number of tokens.
+    """
 
     def __init__(self, base_bank: nn.Module, num_chapters: int):
         super().__init__()
@@ -146,7 +150,7 @@ class ChapteredMemoryBank(nn.Module):
         return self.base_bank.get_memory()
 
     def get_chapters(self, indices: torch.Tensor) -> torch.Tensor:
-        """Memory of the chapters `indices` [batch, k] one after another: [batch, k x token, width]."""
+        """Return the memory of the chapters `indices` [batch, k], concatenated: [batch, k x token, width]."""
         return self()[indices].flatten(-3, -2)
 
     def forward(self) -> torch.Tensor:
@@ -154,7 +158,7 @@ class ChapteredMemoryBank(nn.Module):
 
 
 def make_bank(memory, width: int) -> nn.Module:
-    """The bank that a `memory` section describes. width: memory_dim, or the model's."""
+    """Return the bank of a `memory` section. width: memory_dim, or the model's width."""
     tokens, std = memory.num_memory_tokens, memory.memory_init_std
     if memory.use_low_rank_memory and memory.low_rank_mode == "reduced_dim":
         bank: MemoryBank = ReducedDimMemoryBank(tokens, memory.memory_rank, std)
@@ -181,7 +185,7 @@ class Router(nn.Module):
         self.memory = memory
 
     def forward(self, hidden, view, strategy):
-        """Chapter indices and weights, [batch, k] or [batch, time, k], and every chapter's logit."""
+        """Return chapter indices and weights, [batch, k] or [batch, time, k], and the logits of all chapters."""
         memory = self.memory
         hidden = hidden.to(torch.promote_types(hidden.dtype, self.router.weight.dtype))
         if strategy == "token":
@@ -201,7 +205,7 @@ class Router(nn.Module):
         return self.choose(self.router(pooled))
 
     def choose(self, logits):
-        """Indices and weights [..., k] of the likeliest chapters that are not shared, and the logits."""
+        """Return indices and weights [..., k] of the most likely chapters that are not shared, and the logits."""
         memory, shared = self.memory, self.memory.num_shared_chapters
         p = logits.softmax(-1)
         p = p[..., shared:] / p[..., shared:].sum(-1, keepdim=True).clamp_min(1e-12)
@@ -209,7 +213,7 @@ class Router(nn.Module):
         return indices + shared, weights / weights.sum(-1, keepdim=True).clamp_min(1e-12), logits
 
     def windowed(self, hidden, view, strategy):
-        """Pool the last states of all calls; hybrid the whole prompt first."""
+        """Return the mean of the last states of all calls; for hybrid, the first call's mean over the whole prompt."""
         states, real = view.window(hidden, self.memory.routing_window_size)
         if strategy == "hybrid" and view.start == 0:
             ones = torch.ones(hidden.shape[:2], device=hidden.device) if view.token_mask is None else view.token_mask
@@ -263,7 +267,7 @@ class MemoryAttention(nn.Module):
 
     @property
     def output(self) -> nn.Linear:
-        """The layer that is zeroed so that a fresh memory adds nothing."""
+        """Return the last projection; it is initialised to zero so that an untrained memory adds nothing."""
         return self.o_up if self.low_rank else self.o_proj
 
     def project(self, name, x):
@@ -275,13 +279,13 @@ class MemoryAttention(nn.Module):
         return self.project(name, x).unflatten(-1, (-1, self.head))
 
     def forward(self, x, bank, routing=None, strategy: str = "sequence"):
-        """x: [batch, time, width]; bank: [token, width], or by chapter [chapter, token, width]."""
+        """Read the bank, [token, width] or by chapter [chapter, token, width], for x [batch, time, width]."""
         q = self.heads("q", x)
         if routing is None:
             y = self.attend(q, bank.expand(len(x), -1, -1))
         elif strategy in PER_TOKEN:
             y = self.per_token(q, bank, *routing)
-        elif routing[0].ndim == 3:  # in packed rows: the tokens of a document share its choice
+        elif routing[0].ndim == 3:  # packed rows: all tokens of a document share its choice
             rows = self.per_sequence(q.flatten(0, 1)[:, None], bank, *(each.flatten(0, 1) for each in routing))
             y = rows[:, 0].unflatten(0, q.shape[:2])
         else:

@@ -94,7 +94,7 @@ class Block(nn.Module):
 
 
 class MemoryModel(nn.Module):
-    """Implement what both models share: banks, routers, and the bank of each layer."""
+    """Base of both models: banks, routers, and the bank of each layer."""
 
     make_router, make_attention, make_lora = Router, MemoryAttention, LoRALinear
 
@@ -109,12 +109,12 @@ class MemoryModel(nn.Module):
         self.routers = nn.ModuleDict({str(layer): self.make_router(memory, width) for layer in chosen})
 
     def begin(self, view) -> None:
-        """Set how this call routes: as in training, or as at inference."""
+        """Set this call's routing strategy: that of training or of inference, by self.training."""
         memory = self.memory
         view.strategy = memory.routing_strategy_train if self.training else memory.routing_strategy_inference
 
     def route(self, layer: int, hidden, view):
-        """Chapter indices and weights of a memory layer, kept in view.routing; None where it has no chapters."""
+        """Return a memory layer's chapter indices and weights, stored in view.routing too; None without chapters."""
         view.layer = layer
         if layer not in self.bank_of or not self.memory.use_chapters:
             return None
@@ -128,7 +128,10 @@ class MemoryModel(nn.Module):
 
 
 class MemoryTransformer(MemoryModel):
-    """input_ids int [batch, time] -> logits [batch, time, vocabulary], every chapter's probability by memory layer."""
+    """Model from scratch.
+
+    Maps input_ids int [batch, time] to logits [batch, time, vocabulary] and chapter probabilities by memory layer.
+    """
 
     def __init__(self, config, memory):
         super().__init__()
@@ -163,7 +166,7 @@ class Adapter(nn.Module):
 
 
 class MemoryAdapter(MemoryModel):
-    """A pretrained decoder whose layers also read memory; `base_model` holds Hugging Face's keys."""
+    """Pretrained decoder whose layers also read memory; `base_model` has Hugging Face's keys."""
 
     def __init__(self, config, memory, base_dtype=torch.float32, dropout: float = 0.0):
         super().__init__()
@@ -196,7 +199,7 @@ class MemoryAdapter(MemoryModel):
 
 
 def build(config):
-    """The twin of either task's config."""
+    """Return the torch model of a config of either task."""
     if config.model.base_config is None and config.model.base_model_name is None:
         return MemoryTransformer(config.model, config.memory)
     from jaxtrain.systems.memory_lm.adapter import backbone_config, base_dtype
@@ -217,7 +220,7 @@ def call(module, batch):
 
 
 def loss(module, batch, config):
-    """Mean cross-entropy in nats per label, without the router's terms."""
+    """Return the mean cross-entropy in nats per label, without the router losses."""
     logits, labels, _ = _run(module, batch)
     return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 

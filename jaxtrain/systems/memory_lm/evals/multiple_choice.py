@@ -1,4 +1,4 @@
-"""Multiple-choice questions scored by the mean log-probability of each option after the question."""
+"""Score multiple-choice questions by the mean log-probability of each option after the question."""
 
 import json
 import pathlib
@@ -13,11 +13,14 @@ from flax import nnx
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.losses import IGNORE, token_losses
 
-BUCKET = 64  # tokens; lengths are rounded up to it, so that few shapes compile
+BUCKET = 64  # tokens; lengths are rounded up to a multiple, so that few shapes are compiled
 
 
 def read_questions(path: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Lines of `question` (text), `choices` (texts), `answer` (index, or a letter from A). Raises UserError."""
+    """Read JSON lines with `question` (text), `choices` (texts) and `answer` (index, or a letter from A).
+
+    Raises UserError for a missing file or an invalid line.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(f"data.multiple_choice: {path} does not exist")
@@ -42,7 +45,7 @@ def read_questions(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 def prompt_of(question: Mapping[str, Any], shots: Sequence[Mapping[str, Any]] = ()) -> str:
-    """`Question: ...\\nAnswer:` after solved examples."""
+    """Return `Question: ...\\nAnswer:` after the solved examples `shots`."""
     solved = [f"Question: {s['question']}\nAnswer: {s['choices'][s['answer']]}\n\n" for s in shots]
     return "".join(solved) + f"Question: {question['question']}\nAnswer:"
 
@@ -50,9 +53,9 @@ def prompt_of(question: Mapping[str, Any], shots: Sequence[Mapping[str, Any]] = 
 def score_options(
     model: nnx.Module, tokenizer, pairs: Sequence[tuple[str, str]], max_length: int, batch_size: int = 16
 ):
-    """Mean log-probability per token of each option after its prompt: float64 [pair].
+    """Return the mean log-probability per token of each option after its prompt, float64 [pair].
 
-    Prompts are cut on the left to fit max_length. An option without a token scores -inf.
+    Prompts are truncated on the left to fit max_length. An option without tokens scores -inf.
     """
     encoded = []
     for prompt, option in pairs:
@@ -100,8 +103,11 @@ def evaluate(
     shots: Sequence[Mapping[str, Any]] = (),
     mode: str = "choice_text",
 ) -> dict[str, Any]:
-    """accuracy, count and the predicted index per question. mode: choice_text scores " " + text; label scores " A"
-    after the options are listed."""
+    """Return accuracy, count and the predicted index per question.
+
+    mode: choice_text scores " " + the option's text; label lists the options first and scores " A", " B", ... Raises
+    UserError for another mode.
+    """
     if mode not in ("choice_text", "label"):
         raise UserError(f"scoring mode {mode!r}, wanted choice_text or label")
     pairs, owner = [], []

@@ -12,11 +12,14 @@ from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.data import tokenizer_of
 from jaxtrain.systems.memory_lm.evals import multiple_choice
 
-ROWS = 64  # of the split that the chapter report looks at
+ROWS = 64  # number of rows of the split that the chapter report uses
 
 
 def report(model: nnx.Module, source, config, folder: pathlib.Path) -> list[pathlib.Path]:
-    """multiple_choice.json for the files of data.multiple_choice, chapters.json where there are chapters."""
+    """Write multiple_choice.json for the files of data.multiple_choice, and chapters.json if there are chapters.
+
+    Returns the paths of the written files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     if config.data.multiple_choice:
@@ -34,7 +37,7 @@ def report(model: nnx.Module, source, config, folder: pathlib.Path) -> list[path
 
 
 def chapters(model: nnx.Module, source, config) -> dict[str, list[float]]:
-    """By memory layer: how often each chapter was chosen per choice, over the first rows of a source."""
+    """Return by memory layer each chapter's share of the choices, over the first rows of a source."""
     rows = np.arange(min(ROWS, len(source)))
     batch = {**source[rows], "valid": np.ones(len(rows), bool)}
     chosen = jax.jit(lambda model, batch: losses.histograms(model, batch, config))(model, batch)

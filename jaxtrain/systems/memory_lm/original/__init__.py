@@ -1,1 +1,1 @@
-"""The memory transformer project as its users know it: config files, names, checkpoints, schedules."""
+"""Compatibility with the original memory transformer project: its config files, names, checkpoints and schedules."""

@@ -1,4 +1,4 @@
-"""The original's checkpoint folders, written during a run: checkpoint-STEP, best_model, final_model."""
+"""Write the original's checkpoint folders during a run: checkpoint-STEP, best_model, final_model."""
 
 import io
 import json
@@ -14,15 +14,15 @@ import numpy as np
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm.original.legacy_config import original_order
 
-GROUPS = ("memory", "memory_bank", "lora", "base_model")  # in this order in optimizer.bin
+GROUPS = ("memory", "memory_bank", "lora", "base_model")  # parameter groups in the order of optimizer.bin
 
 
 def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """Write checkpoint-STEP where it is due or the best so far (then best_model, too), and final_model at the end.
+    """Write checkpoint-STEP if it is due or the best so far (then best_model too), and final_model at the end.
 
-    tree: the training state. meta: see TorchTwin.checkpoint and write_folder. The loss in trainer_state.json is that of
-    the evaluation where the best was saved, otherwise meta["metrics"]'s. Older checkpoint-* go, all but the newest
-    checkpoint.keep_last, as the original's save_total_limit has it.
+    tree: the training state. meta: see TorchTwin.checkpoint and write_folder. The loss in trainer_state.json is the
+    best evaluation's if the folder was written for it, else that of meta["metrics"]. Like the original's
+    save_total_limit, all but the newest checkpoint.keep_last folders checkpoint-* are deleted.
     """
     if meta["final"]:
         write_folder(run / "final_model", config, tree, meta)
@@ -43,16 +43,17 @@ def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str,
 
 
 def kept(run: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoint-* folders by step."""
+    """Return the checkpoint-* folders, sorted by step."""
     found = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """model.pt, model.safetensors, optimizer.bin, scheduler.bin, random_states_0.pkl, config.yaml, trainer_state.json.
+    """Write a checkpoint folder: model.pt, model.safetensors, optimizer.bin, scheduler.bin, random_states_0.pkl,
+    config.yaml, trainer_state.json.
 
-    model.pt holds every key, in checkpoint.save_precision; model.safetensors has a tied lm_head under one name only, as
-    accelerate writes and reads it. meta["sections"]: the original's config; model and memory alone if left out.
+    model.pt has every key, in checkpoint.save_precision; model.safetensors omits a tied lm_head, as accelerate does.
+    meta["sections"]: the original's config; by default its sections model and memory.
     """
     from omegaconf import OmegaConf
 
@@ -73,7 +74,7 @@ def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Ma
 
 
 def write_progress(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
-    """trainer_state.json."""
+    """Write trainer_state.json."""
     progress = {
         "best_loss": meta["best_metrics"].get("loss"),
         "epoch": meta["epoch"],
@@ -85,14 +86,14 @@ def write_progress(folder: pathlib.Path, meta: Mapping[str, Any]) -> None:
 
 
 def random_states() -> bytes:
-    """This process's generators of Python, numpy and torch, as accelerate's load_state sets them.
+    """Return the random states of Python, numpy and torch, in the format that accelerate's load_state reads.
 
-    A run here draws from its seed and step, not from them; they are for a script that goes on with accelerate.
+    A run here does not use them (it draws from its seed and step); they are for scripts that resume with accelerate.
     """
     import torch
 
     states = {
-        "step": 0,  # micro-batches of an incomplete group; a checkpoint follows an update
+        "step": 0,  # no pending micro-batches: a checkpoint follows an update
         "random_state": random.getstate(),
         "numpy_random_seed": np.random.get_state(),
         "torch_manual_seed": torch.get_rng_state(),
@@ -109,8 +110,8 @@ def _is_tied(key: str, state: Mapping[str, Any]) -> bool:
 
 
 def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """The optimizer's state with its groups in the original's order and its parameters numbered through, and the former
-    places of the groups; those of a user's own optimizer, without names, stay where they are."""
+    """Return the optimizer state with its groups in the original's order and parameters renumbered, and the groups'
+    former indices. Groups without names (a user's own optimizer) are left as they are, with []."""
     groups = optimizer["param_groups"]
     if not all("name" in group for group in groups):
         return dict(optimizer), []
@@ -130,7 +131,10 @@ def _reordered(scheduler: Mapping[str, Any], order: list[int]) -> dict[str, Any]
 
 
 def original_sections(config) -> dict[str, dict[str, Any]]:
-    """The sections model and memory with the original's keys."""
+    """Return the sections model and memory with the original's keys.
+
+    Raises UserError for settings that the original does not have.
+    """
     sections = {"model": config.model.model_dump(mode="json"), "memory": config.memory.model_dump(mode="json")}
     foreign = [f"memory.{key}" for key in ("mask_aware_pooling", "chapter_softmax") if _changed(config.memory, key)]
     foreign += [f"memory.{key}=prefix" for key, value in sections["memory"].items() if value == "prefix"]

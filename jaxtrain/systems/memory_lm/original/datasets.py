@@ -1,4 +1,4 @@
-"""TextDataset and create_dataloader, by the original's rules for rows of text."""
+"""The original's TextDataset and create_dataloader, with its rules for encoding rows of text."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer
 
 
 class TextDataset(torch.utils.data.Dataset):
-    """Rows of a dataset as int64 tensors input_ids, attention_mask and labels of max_length, by the original's rules.
+    """Dataset of int64 tensors input_ids, attention_mask and labels [max_length], encoded by the original's rules.
 
-    dataset_name: a local file or folder, or a hub id. tokenizer: a transformers tokenizer; without a padding token it
-    gets its end token as one. An unknown training_mode raises UserError, a ValueError, when an item is read.
+    dataset_name: a local file or folder, or a hub id. tokenizer: a transformers tokenizer; if it has no padding token,
+    its end token becomes one. An unknown training_mode raises UserError, a ValueError, when an item is read.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ def create_dataloader(
     num_samples: int | None = None,
     drop_last: bool = True,
 ) -> torch.utils.data.DataLoader:
-    """A torch DataLoader over TextDataset."""
+    """Return a torch DataLoader over a TextDataset."""
     dataset = TextDataset(dataset_name, tokenizer, max_length, split, subset, text_field, training_mode, num_samples)
     return torch.utils.data.DataLoader(
         dataset, batch_size, shuffle=shuffle, num_workers=num_workers, drop_last=drop_last
@@ -69,8 +69,10 @@ def create_dataloader(
 
 
 def build_data(config: Any, split: str) -> ArraySource | TextStream | None:
-    """Rows as TextDataset gives them, for a Trainer's engine; a pass over the training split leaves out the micro-batch
-    that would be incomplete, as create_dataloader. Packed rows, which the original does not have, are this project's.
+    """Return the rows of TextDataset as a data source for the Trainer's engine.
+
+    Like create_dataloader, an epoch of the training split drops the incomplete last micro-batch. With data.packing,
+    which the original does not have, it returns this project's packed rows.
     """
     if config.data.packing:
         return data.build_data(config, split)

@@ -1,5 +1,7 @@
-"""The Trainer's loop as Python, for steps of the user's own: one compiled call per batch (jaxtrain.compile), or torch's
-where a model or loss cannot be compiled, with a line that says why."""
+"""The Trainer's loop in Python, for users who override its steps: one compiled call per batch (jaxtrain.compile).
+
+If a model or loss cannot be compiled, torch runs the step and a printed line says why.
+"""
 
 import math
 import pathlib
@@ -17,7 +19,7 @@ PRECISIONS = {"no": "fp32", "bf16": "bf16"}
 
 
 class HostLoop:
-    """Give Trainer its data, and the steps of the loop as methods to call, override and extend with super()."""
+    """Base of Trainer: its data, and the steps of the loop as methods to call, override and extend with super()."""
 
     config: Any
     settings: Any
@@ -35,14 +37,14 @@ class HostLoop:
         self._made: torch.nn.Module | None = None
         self._taken: Any = None
         self._loaders: dict[str, Any] = {}
-        self._replaced: set[str] = set()  # parts of the user's own, which the engine does not know
-        self._on_host = False  # steps were made here, so the engine's state is older
+        self._replaced: set[str] = set()  # parts that the user has replaced and the engine does not know
+        self._on_host = False  # steps were made by this loop, so the engine's state is outdated
 
     # --- data ----------------------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the config, with the config's special ids; without a padding token it pads with its end."""
+        """Return the config's tokenizer with the config's special ids; its default padding token is its end token."""
         if "tokenizer" not in self._loaders:
             from jaxtrain.systems.memory_lm import data
             from jaxtrain.systems.memory_lm.tokenizers import load_tokenizer
@@ -81,7 +83,7 @@ class HostLoop:
 
     @property
     def train_dataloader(self) -> Any:
-        """A torch DataLoader of the training split, shuffled."""
+        """Return a shuffled torch DataLoader of the training split."""
         return self._loader("train")
 
     @train_dataloader.setter
@@ -91,7 +93,7 @@ class HostLoop:
 
     @property
     def eval_dataloader(self) -> Any:
-        """A torch DataLoader of the evaluation split, in order."""
+        """Return a torch DataLoader of the evaluation split, not shuffled."""
         return self._loader("eval")
 
     @eval_dataloader.setter
@@ -104,16 +106,17 @@ class HostLoop:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def compute_loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
-        """The loss of a batch and values to log, in torch: recorded once and compiled."""
+        """Return the loss of a batch and values to log. Written in torch, but recorded once and compiled."""
         out = model(**batch)
         terms = [one for one in out["router_losses"] if one]
         router = model._aggregate_router_losses(terms) if terms else torch.zeros(())
         return out["loss"], {"router_aux_loss": router}
 
     def training_step(self, batch: Mapping[str, torch.Tensor], update: bool = True) -> dict[str, Any]:
-        """Forward, backward and, with `update`, clipping, optimizer and scheduler; values to log, read lazily.
+        """Run forward and backward, and with `update` clipping, optimizer and scheduler; return values to log.
 
-        Without `update` the gradients are kept for the next call; each is divided by gradient_accumulation_steps.
+        The values are computed asynchronously: reading one waits for it. Without `update` the gradients are accumulated
+        for the next call; the loss is divided by gradient_accumulation_steps.
         """
         step = self._step()
         self._module().train()
@@ -124,7 +127,10 @@ class HostLoop:
         return found
 
     def train_epoch(self) -> bool:
-        """One pass over the training data; True where the run is over."""
+        """Run one pass over the training data; return True if the run is finished.
+
+        Raises UserError if the training data has fewer rows than a batch.
+        """
         training, loader = self.config.training, self.train_dataloader
         count, began = len(loader), time.perf_counter()
         if not count:
@@ -160,13 +166,13 @@ class HostLoop:
         return stop
 
     def check_early_stopping(self, eval_loss: float) -> bool:
-        """Take an evaluation into best_loss and patience_counter; True where the run is to stop."""
+        """Update best_loss and patience_counter with an evaluation; return True if the run should stop."""
         stop = self._check_early_stopping(eval_loss)
         self.best_loss = min(self.best_loss, eval_loss) if not math.isnan(eval_loss) else self.best_loss
         return stop
 
     def _check_early_stopping(self, eval_loss: float) -> bool:
-        """Take an evaluation into patience_counter alone; True where the run is to stop."""
+        """Update patience_counter, but not best_loss, with an evaluation; return True if the run should stop."""
         training = self.config.training
         better = self.best_loss - eval_loss > training.early_stopping_threshold
         self.patience_counter = 0 if better else self.patience_counter + 1
@@ -216,7 +222,7 @@ class HostLoop:
                 raise UserError(
                     f"training.mixed_precision: {precision} is not offered for steps of your own; take bf16 or no"
                 )
-            module, optimizer = self.model, self.optimizer  # with what the engine has trained so far
+            module, optimizer = self.model, self.optimizer  # synchronised with the engine
             self._on_host = True
             self._compiled = StepOrTorch(
                 module,
@@ -233,7 +239,7 @@ class HostLoop:
         return loss / self.config.training.gradient_accumulation_steps, {"loss": loss, **values}
 
     def host_tree(self) -> dict[str, Any]:
-        """The training state of torch's objects, as checkpoint_files takes it."""
+        """Return the training state of the torch objects in the form that checkpoint_files takes."""
         model, optimizer = self.model, self.optimizer  # type: ignore[attr-defined]
         arrays: dict[int, Any] = {}  # a tied weight stays one object
         weights = model.state_dict()

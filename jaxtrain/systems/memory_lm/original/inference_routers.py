@@ -1,5 +1,8 @@
-"""The original's five standalone routing helpers, in torch. They look at a router's weights alone: shared chapters,
-masks and scaling are not theirs. The models route by themselves (torch_memory.Router)."""
+"""The original's five standalone routing helpers, in torch.
+
+They use only a router's weights and ignore shared chapters, masks and scaling. The models do not use them; they route
+with torch_memory.Router.
+"""
 
 import torch
 
@@ -7,14 +10,14 @@ from jaxtrain.errors import UserError
 
 
 class SequenceRouter:
-    """One choice from the mean over the whole input."""
+    """Router with one choice from the mean over the whole input."""
 
     def __init__(self, router, window_size: int = 128):
         self.router = router
         self.window_size = window_size
 
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: [batch, time, width] -> indices and weights [batch, k]."""
+        """Return indices and weights [batch, k] for hidden [batch, time, width]."""
         return self._choose(hidden.mean(1))
 
     def _choose(self, pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +26,7 @@ class SequenceRouter:
 
 
 class SequenceRollingRouter(SequenceRouter):
-    """One choice from the mean of the rolling means."""
+    """Router with one choice from the mean of the running means over `window_size` tokens."""
 
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ones = torch.ones(hidden.shape[:2], device=hidden.device)
@@ -31,14 +34,14 @@ class SequenceRollingRouter(SequenceRouter):
 
 
 class TokenRouter(SequenceRouter):
-    """One choice per token: indices and weights [batch, time, k]."""
+    """Router with one choice per token: indices and weights [batch, time, k]."""
 
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._choose(hidden)
 
 
 class RollingRouter(SequenceRouter):
-    """One choice from the mean over the last `window_size` states seen in all calls."""
+    """Router with one choice from the mean over the last `window_size` states of all calls since `reset`."""
 
     def __init__(self, router, window_size: int = 128):
         super().__init__(router, window_size)
@@ -54,14 +57,14 @@ class RollingRouter(SequenceRouter):
 
 
 class HybridRouter(RollingRouter):
-    """The whole prompt first, a rolling window after `start_generation`."""
+    """Router that pools the whole prompt first, and a rolling window after `start_generation`."""
 
     def __init__(self, router, window_size: int = 128):
         super().__init__(router, window_size)
         self.generating = False
 
     def start_generation(self, hidden: torch.Tensor) -> None:
-        """hidden: the prompt's states; its last window is kept."""
+        """Switch to the rolling window, which starts with the last states of the prompt `hidden`."""
         self.generating = True
         self.cache = hidden[:, -self.window_size :]
 
@@ -83,7 +86,7 @@ ROUTERS = {
 
 
 def create_inference_router(strategy: str, router, window_size: int = 128):
-    """A helper by name. router: a ChapterRouter. Raises UserError for an unknown name."""
+    """Return the helper of a strategy. router: a ChapterRouter. Raises UserError for an unknown strategy."""
     name = strategy.replace("_", "-")
     if name not in ROUTERS:
         raise UserError(f"routing strategy {strategy!r} is unknown, wanted one of {', '.join(ROUTERS)}")

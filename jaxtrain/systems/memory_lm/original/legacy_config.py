@@ -1,4 +1,4 @@
-"""The original's configs (sections model, memory, training) -> this project's settings."""
+"""Convert the original's configs (sections model, memory, training) to this project's settings."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ PRECISION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 STRATEGY = {"FULL_SHARD": "fsdp", "SHARD_GRAD_OP": "shard_grad_op", "NO_SHARD": "ddp"}
 
 
-OWN = {  # keys of the two other sections that the original does not have
+OWN = {  # keys of this project that the original's sections do not have
     "model": ("base_config", "base_dtype", "scan_layers"),
     "memory": ("mask_aware_pooling", "chapter_softmax", "freeze_memory_bank", "freeze_router"),
 }
@@ -24,7 +24,7 @@ LAST = {  # keys that the original declares at the end of a section
 
 
 def original_order(name: str, keys: Iterable[str]) -> list[str]:
-    """The original's keys among those of the section `name`, as it declares them."""
+    """Return those of a section's keys that the original has, in the order in which it declares them."""
     known = [key for key in keys if key not in OWN[name]]
     return [key for key in known if key not in LAST[name]] + [key for key in LAST[name] if key in known]
 
@@ -91,11 +91,11 @@ TRAINING = {field.name for field in dataclasses.fields(TrainingConfig)} - set(RE
 
 
 def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any]:
-    """Nested settings for `jaxtrain.config_io.check`. config: mappings `model`, `memory`, `training`.
+    """Return nested settings for `jaxtrain.config_io.check`. config: mappings `model`, `memory`, `training`.
 
     The batch of one optimizer step is batch_size x gradient_accumulation_steps x num_gpus. Learning rates become
-    `optim.groups`, decay and clipping stay; `compat` original also keeps padding to max_length and transcripts.
-    What is left out takes the original's defaults.
+    `optim.groups`; weight decay and clipping are kept. `compat: original` also keeps the original's padding to
+    max_length and its chat transcripts. Missing values take the original's defaults.
     """
     model = _known(config.get("model"), Model.model_fields)
     memory = _known(config.get("memory"), Memory.model_fields)
@@ -112,7 +112,7 @@ def convert(config: Mapping[str, Any], compat: str = "correct") -> dict[str, Any
         "task": "memory_lm.adapter" if adapter else "memory_lm.scratch",
         "seed": 42,
         "compat": compat,
-        # An adapter's number of layers is its base model's, which MemoryAdapter writes into the config.
+        # MemoryAdapter writes its base model's number of layers into the config, so it is no setting here.
         "model": {key: value for key, value in model.items() if not (adapter and key == "num_layers")},
         "memory": memory,
         "data": {
@@ -202,7 +202,7 @@ def _optim(model, memory, training, adapter: bool) -> dict[str, Any]:
 
 
 def groups_present(model: Mapping[str, Any], memory: Mapping[str, Any], adapter: bool) -> list[str]:
-    """Which parameter groups a config trains, in the original's order."""
+    """Return the parameter groups that a config trains, in the original's order."""
     section = Memory(**{key: value for key, value in memory.items() if key in Memory.model_fields})
     reads = bool(get_memory_layer_indices(section, model.get("num_layers", 12)))
     present = ["memory", "memory_bank"] if reads else []

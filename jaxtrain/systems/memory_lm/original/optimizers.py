@@ -1,4 +1,4 @@
-"""The original's optimizer over a torch model, and a training state's moments in it."""
+"""Make the original's optimizer for a torch model, and load a training state's moments into it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
 
 
 def make_optimizer(model: torch.nn.Module, settings: Any, training: TrainingConfig) -> torch.optim.Optimizer:
-    """The original's optimizer: one group per part in its order, each with its name and rate.
+    """Return the original's optimizer, with a named parameter group and learning rate per part, in its order.
 
-    Raises UserError, a ValueError, where nothing is trained.
+    Raises UserError, a ValueError, if every parameter is frozen.
     """
     from jaxtrain.systems.memory_lm.param_groups import param_group
 
@@ -35,7 +35,7 @@ def make_optimizer(model: torch.nn.Module, settings: Any, training: TrainingConf
 
 
 def place_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Put a training state's moments and rates into torch's optimizer, by the parameters' names."""
+    """Copy a training state's moments and learning rates into a torch optimizer, matched by parameter names."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for group in saved["param_groups"]:
         name = str(group["name"]).removesuffix(" without decay")

@@ -1,4 +1,4 @@
-"""Place a Trainer's runs of this project in the original's output_dir, beside its checkpoint folders."""
+"""Choose run folders of this project inside the original's output_dir, next to its checkpoint folders."""
 
 import itertools
 import json
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def unused(first: pathlib.Path, numbered: pathlib.Path) -> pathlib.Path:
-    """Return `first`, or where that holds a run, `numbered`-2, `numbered`-3, ..., the first that holds none."""
+    """Return the first of `first`, `numbered`-2, `numbered`-3, ... that holds no run."""
     others = (numbered.with_name(f"{numbered.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], others) if not holds_run(folder))
 
 
 def holds_run(folder: pathlib.Path) -> bool:
-    """Return True if a run of this project has saved a checkpoint there."""
+    """Return True if the folder holds a checkpoint of a run of this project."""
     checkpoints = folder / "checkpoints"
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
@@ -24,7 +24,7 @@ def parent(folder: str) -> pathlib.Path:
 
 
 def counters(folder: str) -> dict[str, Any]:
-    """The attributes of a Trainer that a checkpoint folder of the original holds in trainer_state.json."""
+    """Return the Trainer attributes that an original checkpoint folder stores in trainer_state.json."""
     saved = json.loads((pathlib.Path(folder).expanduser() / "trainer_state.json").read_text())
     best = saved.get("best_loss")
     names = ("global_step", "epoch", "patience_counter")
@@ -32,7 +32,7 @@ def counters(folder: str) -> dict[str, Any]:
 
 
 def claim(engine: Any, first: pathlib.Path, numbered: pathlib.Path) -> None:
-    """Give an engine a run folder that no earlier run is in, the same one on every process."""
+    """Set the engine's run folder to one without an earlier run, the same on every process."""
     from jaxtrain.runtime.launch import broadcast_from_process_zero
 
     folder = pathlib.Path(broadcast_from_process_zero("run folder", lambda: str(unused(first, numbered))))

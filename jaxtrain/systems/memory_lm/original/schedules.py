@@ -1,4 +1,4 @@
-"""The original's learning rates with their edges, where `optim.original_schedule` is given."""
+"""The original's learning-rate schedules with their edge cases, used if `optim.original_schedule` is set."""
 
 import math
 
@@ -6,7 +6,7 @@ from jaxtrain.optim.schedules import Schedule
 
 
 def schedule(config, schedule, steps_per_epoch: int):
-    """`optim.schedule`, or the original's where `optim.original_schedule` is given."""
+    """Return the original's schedule if `optim.original_schedule` is set, else the given one."""
     given = config.optim.original_schedule
     if given is None:
         return schedule
@@ -26,9 +26,9 @@ def original_schedule(
     wsd_stable_steps: int | None = None,
     wsd_stable_ratio: float = 0.0,
 ) -> Schedule:
-    """cosine, linear, constant or wsd (in any case) with a warm-up from 0 and a decay that may start late.
+    """Return the schedule cosine, linear, constant or wsd (in any case), with warm-up from 0 and optional late decay.
 
-    cosine and wsd rise again past the end, linear goes to 0 whatever min_lr_ratio says, constant has no warm-up.
+    cosine and wsd rise again past the end; linear decays to 0 regardless of min_lr_ratio; constant has no warm-up.
     Raises ValueError for an unknown name, a ratio outside [0, 1] or negative wsd_stable_steps.
     """
     for key, ratio in {

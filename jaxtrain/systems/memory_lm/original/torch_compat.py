@@ -1,4 +1,4 @@
-"""The original's config files: YAML of three sections."""
+"""Read and write the original's config files: YAML with three sections."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ from jaxtrain.systems.memory_lm.original.torch_models import Config, MemoryConfi
 
 
 def load_config(path: str | pathlib.Path) -> Config:
-    """An original YAML file. Raises FileNotFoundError, and TypeError for an unknown key."""
+    """Read an original YAML file. Raises FileNotFoundError, and TypeError for an unknown key."""
     from omegaconf import OmegaConf
 
     path = pathlib.Path(path)
@@ -23,7 +23,7 @@ def load_config(path: str | pathlib.Path) -> Config:
 
 
 def save_config(config: Config, path: str | pathlib.Path) -> None:
-    """Write the three sections, fields in their declared order; parents are created."""
+    """Write the three sections as YAML, fields in their declared order; creates parent folders."""
     from omegaconf import OmegaConf
 
     path = pathlib.Path(path)

@@ -1,4 +1,4 @@
-"""generate and generate_batch on the torch models, token by token with a cache; jaxtrain.generate does it compiled."""
+"""The original's generate and generate_batch, in torch with a cache; jaxtrain.generate is the compiled version."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,9 +20,10 @@ def generate(
     do_sample: bool = True,
     device: str | torch.device | None = None,
 ) -> str:
-    """The prompt and its continuation, up to the end token or max_new_tokens. tokenizer: a transformers tokenizer.
+    """Return the prompt and its continuation, up to the end token or max_new_tokens.
 
-    device: that of the model if left out. Raises UserError, a ValueError, for settings out of their range.
+    tokenizer: a transformers tokenizer. device: the model's by default. Raises UserError, a ValueError, for settings
+    out of range.
     """
     return generate_batch(
         model, tokenizer, [prompt], max_new_tokens, temperature, top_p, top_k, do_sample, device
@@ -41,7 +42,10 @@ def generate_batch(
     do_sample: bool = True,
     device: str | torch.device | None = None,
 ) -> list[str]:
-    """Prompts and continuations, in one batch; a row that has ended goes on with padding that nothing sees."""
+    """Return prompts with their continuations, computed in one batch; ended rows continue with masked padding.
+
+    Arguments and errors as in `generate`.
+    """
     if max_new_tokens < 0:
         raise UserError(f"max_new_tokens: {max_new_tokens}, wanted 0 or more")
     if not temperature > 0:
@@ -73,7 +77,7 @@ def generate_batch(
 
 
 def _continue(model, ids, mask, count: int, eos, pad, sampling) -> torch.Tensor:
-    """New tokens int [row, new]."""
+    """Return the new tokens, int [row, new]."""
     positions = ((mask.cumsum(1) - 1) * mask).clamp_min(0)
     out = model(ids, mask, position_ids=positions, use_cache=True)
     last = mask.sum(1) - 1
@@ -96,7 +100,10 @@ def _continue(model, ids, mask, count: int, eos, pad, sampling) -> torch.Tensor:
 
 
 def next_token(logits, temperature: float, top_p: float, top_k: int, do_sample: bool) -> torch.Tensor:
-    """logits: [row, vocabulary] -> int [row]: temperature, top-k, then the nucleus, which keeps the likeliest."""
+    """Choose the next tokens, int [row], from logits [row, vocabulary]: temperature, top-k, then top-p.
+
+    Top-p always keeps the most likely token.
+    """
     if not do_sample:
         return logits.argmax(-1)
     logits = logits.float() / temperature

@@ -1,4 +1,4 @@
-"""MemoryTransformer, MemoryAdapter and their parts as the original's users know them: torch modules."""
+"""The original's MemoryTransformer, MemoryAdapter and config classes, as torch modules with its arguments."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ IGNORE = torch_twin.IGNORE
 
 
 def _dataclass(name: str, section: type, key: str) -> type:
-    """A mutable dataclass with the fields and defaults of a section, in the original's order."""
+    """Return a mutable dataclass with the fields and defaults of a section, in the original's order."""
     fields = []
     for field in legacy_config.original_order(key, section.model_fields):
         make = section.model_fields[field].get_default
@@ -45,7 +45,7 @@ MemoryConfig = _dataclass("MemoryConfig", Memory, "memory")
 
 @dataclasses.dataclass
 class Config:
-    """The three sections of a config file. The models and the Trainer write into it, as the original's do."""
+    """Three sections of a config file. As in the original, the models and the Trainer modify it."""
 
     model: Any = dataclasses.field(default_factory=ModelConfig)
     memory: Any = dataclasses.field(default_factory=MemoryConfig)
@@ -56,10 +56,10 @@ class Config:
 
 
 class _Model(torch_twin.MemoryModel):
-    """The call of the original's two models."""
+    """Base of both models: the original's call, with losses and key-value cache."""
 
     make_router, make_attention, make_lora = ChapterRouter.of, MemoryCrossAttention.of, LoRALinear
-    follows_cache = False  # tokens without position_ids stand behind the cache's, whatever position_offset is
+    follows_cache = False  # True: without position_ids, count positions from the cache; ignore position_offset
 
     def forward(  # type: ignore[override]
         self,
@@ -72,12 +72,14 @@ class _Model(torch_twin.MemoryModel):
         use_cache: bool = False,
         **ignored: Any,
     ) -> dict[str, Any]:
-        """logits; loss (cross-entropy in nats per label, plus the router's terms in training) where labels are given;
-        past_key_values, (keys, values) [batch, time, head, width] by layer, with use_cache; router_losses, a dict for
-        each memory layer, empty in evaluation and without chapters.
+        """Return a dict of logits, loss, past_key_values and router_losses.
 
-        attention_mask: [batch, key], those of the cache included. position_offset: of the first token, where there are
-        no position_ids; an adapter counts from the cache's length. A cached call without past_key_values begins anew.
+        loss: with labels, cross-entropy in nats per label, in training plus the router losses; else None.
+        past_key_values: with use_cache, (keys, values) [batch, time, head, width] by layer; else None. router_losses: a
+        dict for each memory layer, empty in evaluation and without chapters. attention_mask: [batch, key], cached keys
+        included. position_offset: position of the first token if there are no position_ids; an adapter counts from
+        the cache's length instead. use_cache without past_key_values starts a new sequence. Raises UserError for
+        use_cache with prefix routing.
         """
         if use_cache and self.memory.use_chapters and self.memory.routing_strategy_inference == "prefix":
             raise UserError("use_cache: prefix routing has no cache here; jaxtrain.generate decodes with it")
@@ -109,7 +111,7 @@ class _Model(torch_twin.MemoryModel):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **options: Any):
-        """torch's own; arrays will do, too."""
+        """Load a state dict of tensors or arrays; otherwise like torch's."""
         return super().load_state_dict({key: as_tensor(value) for key, value in state_dict.items()}, strict, **options)
 
     def settle(self, config: Config) -> None:
@@ -121,12 +123,12 @@ class _Model(torch_twin.MemoryModel):
         return next(self.parameters()).device
 
     def get_num_params(self, trainable_only: bool = False) -> int:
-        """The number of parameters, tied ones once."""
+        """Return the number of parameters; tied ones count once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad or not trainable_only)
 
 
 class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
-    """The model from scratch. Writes the effective length into the config, as the original does."""
+    """Model from scratch. As in the original, it writes the effective sequence length into the config."""
 
     def __init__(self, config: Config):
         section, memory = _sections(config)
@@ -136,7 +138,7 @@ class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
         self._initialise(section)
 
     def _initialise(self, section: Model) -> None:
-        """Every Linear and Embedding normal, biases 0; then the overrides and the zeroed memory outputs."""
+        """Initialise Linears and Embeddings from a normal, biases 0; then apply overrides and zero memory outputs."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=section.initializer_range)
@@ -154,8 +156,10 @@ class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
 
 
 class MemoryAdapter(_Model, torch_twin.MemoryAdapter):
-    """A pretrained model with memory; its weights are read from `model.base_model_name`. Base weights are frozen where
-    `model.freeze_base_model` says so, and under LoRA always."""
+    """Pretrained model with memory; the base weights are read from `model.base_model_name`.
+
+    Base weights are frozen with `model.freeze_base_model`; those of a Linear with LoRA always are.
+    """
 
     follows_cache = True
 
@@ -183,13 +187,13 @@ class MemoryAdapter(_Model, torch_twin.MemoryAdapter):
 
 
 def _sections(config: Config) -> tuple[Model, Memory]:
-    """The sections, checked. Raises UserError with every mistake."""
+    """Return the validated sections model and memory. Raises UserError that lists every mistake."""
     settings = checked(config)
     return settings.model, settings.memory
 
 
 def checked(config: Config, **changes: Any) -> Any:
-    """The settings of this project."""
+    """Return this project's validated settings of an original config; `changes` override sections."""
     from jaxtrain import config_io
 
     return config_io.check(legacy_config.convert(dataclasses.asdict(config)) | changes, "the original's config")[1]
@@ -207,8 +211,10 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def merge_adapter_weights(model: _Model) -> dict[str, torch.Tensor]:
-    """Add every LoRA to its weight, in place, and give the state dict without the LoRA's own matrices (the original
-    keeps them, so that loading its result applies the update twice)."""
+    """Merge every LoRA into its weight, in place; return the state dict without the LoRA matrices.
+
+    The original keeps the matrices, so loading its result would apply the update twice.
+    """
     for module in model.modules():
         if isinstance(module, torch_backbone.LoRALinear):
             module.merge()
@@ -216,14 +222,14 @@ def merge_adapter_weights(model: _Model) -> dict[str, torch.Tensor]:
 
 
 def extract_memory_weights(model: _Model) -> dict[str, torch.Tensor]:
-    """The weights that belong to the memory, norms included (the original misses these)."""
+    """Return the weights of the memory, including its norms, which the original omits."""
     from jaxtrain.systems.memory_lm.param_groups import param_group
 
     return {k: v for k, v in model.state_dict().items() if param_group(k, None) in ("memory", "memory_bank")}
 
 
 def quantize_memory_for_deployment(model: _Model, bits: int = 8) -> _Model:
-    """Replace every bank by its quantised form, in place; low-rank banks are multiplied out first."""
+    """Replace every bank by its quantised form, in place; multiplies low-rank banks out first. Returns the model."""
     for i, bank in enumerate(model.memory_banks):
         if isinstance(bank, ChapteredMemoryBank):
             bank.base_bank = QuantizedMemoryBank(bank.base_bank.get_memory(), bits)

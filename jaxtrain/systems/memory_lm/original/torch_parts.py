@@ -1,4 +1,4 @@
-"""The parts of the original's models as torch modules, and the router's losses."""
+"""Parts of the original's models as torch modules, and the router losses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,9 +18,9 @@ LOSSES = ("load_balance", "auxiliary", "z_loss")
 
 
 def router_losses(indices: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """load_balance, auxiliary, z_loss and entropy of a choice: indices [..., k], logits [..., chapter].
+    """Return load_balance, auxiliary, z_loss and entropy for indices [..., k] and logits [..., chapter].
 
-    The formulas of `router.router_losses`, over all rows.
+    The formulas are those of `router.router_losses`, over all rows.
     """
     chapters = logits.shape[-1]
     logits = logits.reshape(-1, chapters).float()
@@ -37,7 +37,7 @@ def router_losses(indices: torch.Tensor, logits: torch.Tensor) -> dict[str, torc
 def compute_total_router_loss(
     losses: Mapping[str, Any], load_balance_coef: float, auxiliary_coef: float, z_loss_coef: float
 ) -> torch.Tensor:
-    """One layer's terms times their coefficients. Coefficients <= 0 and absent terms count nothing."""
+    """Return the sum of one layer's losses times their coefficients; skips coefficients <= 0 and missing losses."""
     scale = zip(LOSSES, (load_balance_coef, auxiliary_coef, z_loss_coef), strict=True)
     terms = (torch.as_tensor(losses[name]) * c for name, c in scale if c > 0 and name in losses)
     return sum(terms, torch.zeros(()))
@@ -49,9 +49,9 @@ def compute_router_auxiliary_loss(
     auxiliary_coef: float = 0.0,
     z_loss_coef: float = 0.0,
 ) -> torch.Tensor:
-    """The terms of each layer times their coefficients, averaged over the layers that have any; 0 for none.
+    """Return `compute_total_router_loss` averaged over the layers that have losses; 0 if none has.
 
-    router_losses: dicts of tensors or numbers. Coefficients <= 0 and absent terms count nothing.
+    router_losses: one dict of tensors or numbers per layer, empty for a layer without losses.
     """
     scale = (load_balance_coef, auxiliary_coef, z_loss_coef)
     totals = [compute_total_router_loss(terms, *scale) for terms in router_losses if terms]
@@ -62,9 +62,10 @@ def compute_router_auxiliary_loss(
 
 
 class ChapterRouter(torch_memory.Router):
-    """Choose `top_k` of `num_chapters` chapters; the first exclude_prefix_chapters, which all tokens read, never.
+    """Router that chooses `top_k` of `num_chapters` chapters.
 
-    Raises UserError where top_k does not fit.
+    It never chooses the first exclude_prefix_chapters, because all tokens read them. Raises UserError if top_k is not
+    in 1..num_chapters.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ChapterRouter(torch_memory.Router):
 
     @classmethod
     def of(cls, section: Any, hidden_dim: int) -> "ChapterRouter":
-        """The router that a section `memory` describes, for a model."""
+        """Return the router of a section `memory`, as a model uses it."""
         router = cls.__new__(cls)
         router._build(section, hidden_dim)
         return router
@@ -99,8 +100,11 @@ class ChapterRouter(torch_memory.Router):
         self.rolling_window_size = section.routing_window_size
 
     def forward(self, hidden_states, routing_strategy: Any = "sequence", strategy: str | None = None):  # type: ignore[override]
-        """hidden_states: [batch, time, width] -> indices and weights [batch, k], and the losses; `token` takes the mean
-        of the tokens' logits, see `route_token_level`. A model passes its View and a strategy, and gets logits."""
+        """Return indices and weights [batch, k], and the router losses, for hidden_states [batch, time, width].
+
+        `token` uses the mean of the tokens' logits; see `route_token_level` for one choice per token. A model instead
+        passes its View and `strategy`, and gets logits in place of losses. Raises UserError for an unknown strategy.
+        """
         if strategy is not None:
             return super().forward(hidden_states, routing_strategy, strategy)
         name = routing_strategy.replace("_", "-")
@@ -110,10 +114,10 @@ class ChapterRouter(torch_memory.Router):
             )
         ones = torch.ones(hidden_states.shape[:2], device=hidden_states.device)
         window = self.memory.routing_window_size if name == "sequence-rolling" else None
-        return self._chosen(self.mean(hidden_states, ones, window))  # the router is linear: its mean is the mean's
+        return self._chosen(self.mean(hidden_states, ones, window))  # a Linear commutes with the mean
 
     def route_token_level(self, hidden_states):
-        """One choice per token: indices and weights [batch, time, k], and the losses."""
+        """Return one choice per token: indices and weights [batch, time, k], and the router losses."""
         return self._chosen(hidden_states)
 
     def _chosen(self, pooled):
@@ -122,9 +126,9 @@ class ChapterRouter(torch_memory.Router):
 
 
 class MemoryCrossAttention(torch_memory.MemoryAttention):
-    """Queries from the stream, keys and values from memory tokens [token, width] or [batch, token, width].
+    """Cross-attention from the residual stream to memory tokens, [token, width] or [batch, token, width].
 
-    memory_dim: of the memory's vectors. projection_rank: of low-rank projections; None for full ones.
+    memory_dim: width of the memory vectors. projection_rank: of low-rank projections; None for full ones.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
 
     @classmethod
     def of(cls, section: Any, hidden_dim: int, heads: int, kv_heads: int, dropout: float) -> "MemoryCrossAttention":
-        """The attention that a section `memory` describes, for a model of so many heads."""
+        """Return the attention of a section `memory`, for a model with so many heads."""
         attention = cls.__new__(cls)
         attention._build(section, hidden_dim, heads, kv_heads, dropout)
         return attention
@@ -158,7 +162,7 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
         self.projection_rank = section.projection_rank if self.low_rank else None
 
     def forward(self, hidden_states, memory, routing=None, strategy: str | None = None):  # type: ignore[override]
-        """Read the memory: [batch, time, width]. A model passes its routing and a strategy."""
+        """Return the memory's contribution, [batch, time, width]. A model also passes its routing and strategy."""
         if strategy is not None:
             return super().forward(hidden_states, memory, routing, strategy)
         memory = memory if memory.ndim == 3 else memory.expand(len(hidden_states), -1, -1)
@@ -166,7 +170,7 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
 
 
 class LoRALinear(torch_backbone.LoRALinear):
-    """y = x W^T + b + (drop(x) A^T) B^T alpha / rank; W and b are frozen."""
+    """Linear with LoRA: y = x W^T + b + (drop(x) A^T) B^T alpha / rank; W and b are frozen."""
 
     def __init__(self, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05):
         super().__init__(linear, rank, alpha, dropout)
@@ -176,5 +180,5 @@ class LoRALinear(torch_backbone.LoRALinear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, rank: int = 16, alpha: float = 32, dropout: float = 0.05) -> "LoRALinear":
-        """The LoRA of a layer, which keeps its weights."""
+        """Return a LoRALinear that shares the weights of `linear`."""
         return cls(linear, rank, alpha, dropout)

@@ -1,7 +1,7 @@
-"""The original's Trainer: its config, attributes, methods and files, with this project's engine inside.
+"""The original's Trainer with its config, attributes, methods and files, run by this project's engine.
 
-A run is the engine's: one compiled program, sharded, resumed where it stood. Where a step of the loop is your own (an
-overridden method, a changed model), the loop runs here, with one compiled call per batch, and one line says so.
+The engine runs one compiled program, sharded and resumable. If you override a step of the loop or change the model, the
+loop runs in Python instead, with one compiled call per batch, and a printed line says so.
 """
 
 import copy
@@ -48,13 +48,13 @@ SCHEDULE = (
 
 
 class Trainer(HostLoop):
-    """config: of load_config. model: a MemoryTransformer or MemoryAdapter of this module (or a subclass) to start from
-    and to leave the trained weights in; None makes one. changes: sections of this project's config, that win.
+    """Trainer of a config from load_config. model: a MemoryTransformer or MemoryAdapter (or a subclass) to start from;
+    it receives the trained weights; None creates one. changes: sections of this project's config that override it.
 
-    Attributes, true at every time: model, optimizer, scheduler (lr_scheduler), global_step, epoch, best_loss,
+    Attributes, always current: model, optimizer, scheduler (lr_scheduler), global_step, epoch, best_loss,
     patience_counter, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader), tokenizer, device,
-    config. Results lie under training.output_dir: checkpoint-STEP, best_model and final_model as the original's, and a
-    run folder of this project. Raises UserError, a ValueError, for settings out of their range.
+    config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model and final_model, and
+    a run folder of this project. Raises UserError, a ValueError, for settings out of range.
     """
 
     def __init__(self, config: Config, model: torch.nn.Module | None = None, **changes: Any):
@@ -68,7 +68,7 @@ class Trainer(HostLoop):
         self.config, self._given = config, model
         self._fit_vocabulary()
         self._resume, changes = self._origin(changes)
-        self._started = False  # from what init_from names
+        self._started = False  # the checkpoint of init_from has been loaded
         self.settings = checked(on_present_devices(config), **changes)
         self.output_dir, self._claimed = pathlib.Path(self.settings.run.dir).expanduser(), False
         self.global_step = self.epoch = self.patience_counter = 0
@@ -86,7 +86,7 @@ class Trainer(HostLoop):
             self.engine.load_state_dict(to_numpy(model.state_dict()))
 
     def _fit_vocabulary(self) -> None:
-        """Give a model that is made from scratch the size of the tokenizer that its config names."""
+        """Set model.vocab_size to the tokenizer's size, with a warning, for a model created from scratch."""
         section = self.config.model
         if self._given is not None or section.base_model_name is not None or section.tokenizer_name is None:
             return
@@ -96,11 +96,11 @@ class Trainer(HostLoop):
             section.vocab_size = size
 
     def _origin(self, changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return how the engine resumes, and the settings that say from where."""
+        """Return the engine's `resume` argument and the settings for resuming."""
         training = self.config.training
         own = converted(self.config)
         wanted = {"checkpoint": {**own["checkpoint"], "torch": "original"}}
-        wanted["evaluation"] = {**own["evaluation"], "patience": None}  # by check_early_stopping, as the original
+        wanted["evaluation"] = {**own["evaluation"], "patience": None}  # check_early_stopping decides instead
         if training.resume_from_checkpoint is None:
             return "auto", {**wanted, **changes}
         source = pathlib.Path(training.resume_from_checkpoint).expanduser()
@@ -109,7 +109,7 @@ class Trainer(HostLoop):
         return "auto", {**wanted, **changes}
 
     def _claim_folder(self) -> None:
-        """Begin a new run, unless this trainer's has begun or output_dir itself is the run to resume."""
+        """Claim a new run folder, unless this was done or output_dir itself is the run to resume."""
         output = self.output_dir
         if (
             self._claimed
@@ -124,7 +124,7 @@ class Trainer(HostLoop):
         run_folders.claim(self.engine, first, numbered)
 
     def _start(self) -> None:
-        """Take the checkpoint of resume_from_checkpoint or init_from_checkpoint, unless a run has done so."""
+        """Load the checkpoint of resume_from_checkpoint or init_from_checkpoint, unless a run has loaded it."""
         if self._started or self._claimed or self.settings.init_from is None:
             return
         from jaxtrain.train.checkpoint import init_from
@@ -133,7 +133,7 @@ class Trainer(HostLoop):
         init_from.apply(self.engine.program, self.settings.init_from)
 
     def _write_files(self, config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
-        """Write the original's files into output_dir, wherever the engine's run folder is."""
+        """Write the original's files to output_dir, even if the engine's run folder is elsewhere."""
         ended = -(-meta["step"] // meta["steps_per_epoch"]) if meta["final"] else self.epoch
         loss = None if self._newest is None else float(self._newest["loss"])
         best = self.config.training.save_best_model and meta["step"] == self._best_step
@@ -141,7 +141,7 @@ class Trainer(HostLoop):
         checkpoint_files.write(config, tree, self.output_dir, {**meta, **own})
 
     def _progress(self, loss: float | None) -> dict[str, Any]:
-        """Describe the run for a checkpoint folder, see checkpoint_files.write_folder."""
+        """Return the `meta` that checkpoint_files.write_folder takes."""
         best = {} if math.isinf(self.best_loss) else {"loss": self.best_loss}
         found = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter, "best_metrics": best}
         return found | {"metrics": {"loss": loss}, "sections": dataclasses.asdict(self.config)}
@@ -150,7 +150,7 @@ class Trainer(HostLoop):
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, with the newest weights."""
+        """Return the torch model with the current weights."""
         model = self._module()
         self._bring_up_to_date()
         return model
@@ -163,14 +163,14 @@ class Trainer(HostLoop):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """torch's optimizer over the model, a group for each part with a rate of its own; with the newest state."""
+        """Return the torch optimizer with the current state; each part of the model is a group with its own rate."""
         optimizer = self._optimizer()
         self._bring_up_to_date()
         return optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take an optimizer over this model's parameters; the scheduler stays with the former one until replaced."""
+        """Set an optimizer over this model's parameters; the scheduler keeps the previous one until you replace it."""
         own, given = set(self._module().parameters()), {p for group in optimizer.param_groups for p in group["params"]}
         if not given <= own:
             raise UserError("Trainer.optimizer: it holds parameters that are not trainer.model's; make it of those")
@@ -181,7 +181,7 @@ class Trainer(HostLoop):
 
     @property
     def scheduler(self) -> Any:
-        """The learning rates' factor by update."""
+        """Return the torch scheduler with the current state."""
         self._optimizer()
         self._bring_up_to_date()
         return self._scheduler
@@ -202,7 +202,7 @@ class Trainer(HostLoop):
     def device(self) -> torch.device:
         return next(self._module().parameters()).device
 
-    # --- other trainers' names for the same ------------------------------------------------------------------------
+    # --- aliases: other trainers' names ----------------------------------------------------------------------------
 
     current_epoch = property(lambda self: self.epoch)
     best_val_loss = property(lambda self: self.best_loss)
@@ -215,7 +215,7 @@ class Trainer(HostLoop):
     # --- the run -------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train to the end; best_val_loss, train_history and val_history."""
+        """Train to the end; return best_val_loss, train_history and val_history."""
         reason = self._own()
         if reason is not None and self._resume != "auto":
             raise UserError(
@@ -233,14 +233,14 @@ class Trainer(HostLoop):
         return history
 
     def evaluate(self) -> dict[str, float]:
-        """eval_loss: nats per label over the whole evaluation split."""
+        """Return eval_loss in nats per label over the whole evaluation split."""
         if self._own() is not None:
             return self.evaluate_on_host()
         self._start()
         return {"eval_loss": self.engine.evaluate()["loss"]}
 
     def save_checkpoint(self, path: str | pathlib.Path | None = None, loss: float | None = None) -> pathlib.Path:
-        """Write a checkpoint folder as the original's: output_dir/checkpoint-STEP if no path is given."""
+        """Write an original checkpoint folder, output_dir/checkpoint-STEP by default; return its path."""
         from jaxtrain.train.checkpoint import torch_checkpoint
 
         folder = self.output_dir / f"checkpoint-{self.global_step}" if path is None else path
@@ -251,7 +251,7 @@ class Trainer(HostLoop):
 
     @staticmethod
     def find_lr(config: Config, min_lr: float = 1e-7, max_lr: float = 1.0, num_steps: int = 100) -> list[dict]:
-        """[{"lr": ..., "loss": ...}]; the config and its weights stay as they are."""
+        """Run a learning-rate range test; return [{"lr": ..., "loss": ...}]. The config is not changed."""
         from jaxtrain.train.search.lr_range import range_test
 
         changed = copy.deepcopy(config)
@@ -263,7 +263,7 @@ class Trainer(HostLoop):
     # --- torch's objects -----------------------------------------------------------------------------------------
 
     def _own(self) -> str | None:
-        """Why the engine's own loop would not do what this trainer would; None where it does."""
+        """Return the reason why the loop must run in Python instead of the engine; None if there is none."""
         if self._on_host:
             return "steps were made by hand"
         for name in STEPS:
@@ -290,24 +290,24 @@ class Trainer(HostLoop):
         return self._torch_optimizer
 
     def _create_optimizer(self) -> torch.optim.Optimizer:
-        """A new optimizer over the model."""
+        """Return a new optimizer for the model."""
         return make_optimizer(self._module(), self.settings, self.config.training)
 
     def _create_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
-        """A new schedule of the trainer's optimizer."""
+        """Return a new scheduler for the trainer's optimizer."""
         training = self.config.training
         options = {name: getattr(training, name) for name in SCHEDULE}
         factor = original_schedule(training.scheduler, self.total_steps, training.warmup_steps, **options)
         return torch.optim.lr_scheduler.LambdaLR(self._torch_optimizer or self._optimizer(), factor)
 
     def _put_back(self) -> None:
-        """Put the compiled step's state into torch's objects and forget the step: the next has the new parts."""
+        """Write the compiled step's state to the torch objects and drop the step; the next one uses the new parts."""
         if self._compiled is not None:
             self._compiled.sync()
             self._compiled = None
 
     def _bring_up_to_date(self) -> None:
-        """Put what the engine, or the compiled step, has trained into torch's objects."""
+        """Write the state of the engine, or of the compiled step, to the torch objects."""
         if self._compiled is not None:
             self._compiled.sync()
         if self._on_host:
@@ -333,7 +333,7 @@ class Trainer(HostLoop):
 
 
 class Follower:
-    """Keeps the trainer's counters true while the engine runs."""
+    """Callback that keeps the trainer's counters current while the engine runs."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -350,7 +350,7 @@ class Follower:
         trainer, loss = self.trainer, metrics["loss"]
         every = trainer.settings.evaluation.every_steps
         if every is not None and step % every:
-            return  # the engine's own, at the end of a run
+            return  # the engine's extra evaluation at the end of a run
         trainer._best_step = step if loss < trainer.best_loss else trainer._best_step
         print(f"Step {step}: eval_loss = {loss:.4f}", flush=True)
         if trainer.check_early_stopping(loss):
@@ -359,7 +359,7 @@ class Follower:
     def on_train_end(self, engine: Any) -> None:
         self.trainer.epoch = -(
             -self.trainer.global_step // engine.steps_per_epoch
-        )  # also after a pass that was cut off
+        )  # rounded up: counts an unfinished epoch
 
     def state_dict(self) -> dict[str, Any]:
         best = self.trainer.best_loss
@@ -372,7 +372,7 @@ class Follower:
 
 
 def converted(config: Config) -> dict[str, Any]:
-    """This project's settings, before they are checked."""
+    """Return this project's settings before validation."""
     from jaxtrain.systems.memory_lm.original import legacy_config
 
     return legacy_config.convert(dataclasses.asdict(config))

@@ -1,4 +1,4 @@
-"""Check a Trainer's settings, and find what makes a given model another than its config's."""
+"""Check a Trainer's settings, and detect user changes to a model that its config does not describe."""
 
 import dataclasses
 import inspect
@@ -14,7 +14,7 @@ from jaxtrain.systems.memory_lm.original.torch_models import Config
 
 
 def check(training: TrainingConfig) -> None:
-    """Raise UserError, a ValueError, for settings that no run can have."""
+    """Raise UserError, a ValueError, for settings out of range or that exclude each other."""
     if training.resume_from_checkpoint and training.init_from_checkpoint:
         raise UserError("training: resume_from_checkpoint and init_from_checkpoint exclude each other; give one")
     positive = ("batch_size", "gradient_accumulation_steps", "max_steps", "num_epochs", "eval_steps", "save_steps")
@@ -30,7 +30,7 @@ def check(training: TrainingConfig) -> None:
 
 
 def on_present_devices(config: Config) -> Config:
-    """The config for the devices that are there: a training.num_gpus of more is told and lowered, as the original's."""
+    """Return the config with training.num_gpus lowered to the available devices, with a warning, as in the original."""
     import jax
 
     training, present = config.training, jax.local_device_count()
@@ -41,7 +41,7 @@ def on_present_devices(config: Config) -> Config:
 
 
 def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:
-    """Name what makes a module another one than its config describes; None for the original's own."""
+    """Return how a module differs from its config's model (class, hooks, parts, requires_grad); None if it does not."""
     from jaxtrain.systems.memory_lm.param_groups import trainable
 
     kinds = (torch_models.MemoryTransformer, torch_models.MemoryAdapter)

@@ -1,4 +1,4 @@
-"""SplatNLP: a set transformer that completes builds, and a sparse autoencoder that looks inside it."""
+"""SplatNLP: a set transformer that completes builds, and a sparse autoencoder on its activations."""
 
 from jaxtrain.lazy import lazy, lazy_attributes
 from jaxtrain.systems.set_completion import features, losses, metrics, model
@@ -39,7 +39,7 @@ TASKS = {
         trainable=features.trainable,
         after_update=features.after_update,
         schedule=features.schedule,
-        couples_samples=True,  # the loss is of the buffer's rows
+        couples_samples=True,  # the loss is computed on rows of the activation buffer
         initial_weights=features.initial_weights,
         report=lazy("jaxtrain.systems.set_completion.evals.report:feature_report"),
         twin=TorchTwin(

@@ -1,4 +1,4 @@
-"""Legal builds: three mains of 10 points, nine subs of 3, and the search for one that reaches given tokens."""
+"""Legal builds (three mains of 10 points, nine subs of 3 points), and the search for one that reaches given tokens."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ from jaxtrain.systems.set_completion.vocabulary import (
 
 
 class Capstone(NamedTuple):
-    """Describe an ability token: at least `min_ap` points of `family`."""
+    """Meaning of an ability token: at least `min_ap` points of `family`."""
 
     token: str
     family: str
@@ -30,7 +30,7 @@ class Capstone(NamedTuple):
 
 
 def read_token(token: str) -> Capstone | None:
-    """The meaning of a token; None for <PAD> and <NULL>, which ask for nothing."""
+    """Return the meaning of a token; None for <PAD> and <NULL>, which require no ability."""
     if token in (PAD, NULL):
         return None
     if token in MAIN_ONLY:
@@ -41,9 +41,9 @@ def read_token(token: str) -> Capstone | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Build:
-    """mains: family or None by slot. subs: how many of each family, none of them 0.
+    """A build. mains: family or None by slot. subs: number of subs by family, without zeros.
 
-    Builds that differ only in where standard mains sit are equal, and have one hash.
+    Builds that differ only in the slots of standard mains are equal and have the same hash.
     """
 
     mains: Mapping[str, str | None]
@@ -55,7 +55,7 @@ class Build:
 
     @property
     def achieved_ap(self) -> dict[str, int]:
-        """Points by family."""
+        """Return the ability points by family."""
         points: dict[str, int] = {}
         for slot in ("head", "clothes", "shoes"):
             main = self.mains.get(slot)
@@ -73,7 +73,7 @@ class Build:
 
     @property
     def identity(self) -> tuple:
-        """Equal for builds that differ only in where standard mains sit."""
+        """Return a key that is equal for builds that differ only in the slots of standard mains."""
         placed = tuple(sorted((slot, main) for slot, main in self.mains.items() if main in SLOT_OF))
         mains = tuple(sorted(main for main in self.mains.values() if main))
         return placed, mains, tuple(sorted(self.subs.items()))
@@ -88,11 +88,11 @@ class Build:
 def allocate(
     tokens: Sequence[str], priority: Mapping[str, float] | None = None
 ) -> tuple[Build, int] | tuple[None, None]:
-    """The cheapest legal build that reaches every token, and its overshoot in points; (None, None) if there is none.
+    """Return the cheapest legal build that reaches every token, and its overshoot in points; else (None, None).
 
-    priority: family -> how much it deserves a main slot. Among all ways to give 0 to 3 free mains to each standard
-    family: fewest subs, then least overshoot, then largest priority on mains, then fewest points; the first found of
-    equals, families in order of falling (points, priority), slots in alphabetical order.
+    priority: family -> preference for a main slot. All ways to give 0 to 3 free mains to each standard family are
+    ranked by fewest subs, then least overshoot, then largest priority on mains, then fewest points. Among equals the
+    first one found wins, with families by descending (points, priority) and slots in alphabetical order.
     """
     priority = priority or {}
     mains: dict[str, str | None] = dict.fromkeys(("head", "clothes", "shoes"))
@@ -127,7 +127,7 @@ def _count(placed: Mapping[str, str], family: str) -> int:
 
 
 def _placements(families, tiers, free, placed, subs):
-    """Every way to cover the families in order: (slot -> family, family -> subs), within nine subs."""
+    """Yield every way to cover the families with at most nine subs: (slot -> family, family -> subs)."""
     if not families:
         yield placed, subs
         return
@@ -143,9 +143,9 @@ def _placements(families, tiers, free, placed, subs):
 
 
 def expand(tokens: Sequence[str]) -> list[str]:
-    """Return the model's input tokens for a build: with each tier all tiers below it; [<NULL>] for an empty build.
+    """Return the model's input tokens: each tier with all tiers below it; [<NULL>] for an empty build.
 
-    A tier asked for twice appears twice, as in the original.
+    A tier that is given twice appears twice, as in the original.
     """
     context = []
     for wanted in filter(None, map(read_token, tokens)):
@@ -154,8 +154,11 @@ def expand(tokens: Sequence[str]) -> list[str]:
 
 
 def completion_accuracy(predicted: Build, truth: Build, shown: Build) -> tuple[float, float]:
-    """(best_accuracy, completion_slot_acc): 1 - sum |AP difference| / 114, and the share of the items missing from
-    `shown` that `predicted` added. Items are the 12 slots as a multiset."""
+    """Return (best_accuracy, completion_slot_acc).
+
+    They are 1 - sum |AP difference| / 114, and the share of the items missing from `shown` that `predicted` adds. Items
+    are the 12 slots as a multiset.
+    """
     got, want = predicted.achieved_ap, truth.achieved_ap
     difference = sum(abs(got.get(family, 0) - want.get(family, 0)) for family in {*got, *want})
     missing, added = _items(truth) - _items(shown), _items(predicted) - _items(shown)

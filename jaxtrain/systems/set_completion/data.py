@@ -1,4 +1,4 @@
-"""The splits of a corpus as columns: full sets to be masked in the step, or masked once and for all."""
+"""Build the splits of a corpus as columns: training sets are masked in each step, evaluation sets once."""
 
 import functools
 from collections.abc import Sequence
@@ -16,15 +16,16 @@ from jaxtrain.systems.set_completion.masking import PADDING, hide
 from jaxtrain.systems.set_completion.readers import Corpus, read_corpus
 from jaxtrain.systems.set_completion.vocabulary import NULL, PAD, default_vocabulary, read_vocabulary
 
-WIDTH = 32  # ragged sets of a user's own Dataset are padded to a multiple of it; a legal build has fewer tokens
+WIDTH = 32  # sets of a user's Dataset are padded to a multiple of it; a legal build has fewer tokens
 CHUNK = 4096
 
 
 def build_data(config, split: str) -> ArraySource | None:
-    """A split as columns, small enough to live on the device.
+    """Return a split as columns, small enough to be kept on the device; None if it is empty.
 
-    train: `targets` int [sample, position] and `weapon` [sample, 1], every set masks_per_set times; the step masks
-    them. validation, test: also `inputs`, masked here with data.split_seed, so that every evaluation sees the same.
+    train: `targets` int [sample, position] and `weapon` [sample, 1]; every set is repeated masks_per_set times, and
+    masked in the step. validation, test: also `inputs`, masked here with data.split_seed so that all evaluations see
+    the same.
     """
     corpus = corpus_of(config, split)
     if corpus is None:
@@ -39,7 +40,10 @@ def build_data(config, split: str) -> ArraySource | None:
 
 
 def corpus_of(config, split: str) -> Corpus | None:
-    """The sets of a split; None where it is empty or unknown. Raises UserError for ids that the model cannot hold."""
+    """Return the sets of a split; None if it is empty or unknown.
+
+    Raises UserError if the model's sizes do not fit the data's ids, or no sets are left to train on.
+    """
     corpus = _read(config.data)
     _check(corpus, config)
     data = config.data
@@ -64,7 +68,7 @@ def _read_once(path: str | None, table_name: str, max_rows: int | None, made) ->
 
 
 def vocabulary_of(config) -> dict[str, int]:
-    """Token -> id of the data's vocabulary."""
+    """Return the data's vocabulary, token -> id."""
     path = config.data.vocab_path
     return default_vocabulary() if path is None else read_vocabulary(path, (PAD,))
 
@@ -94,7 +98,7 @@ def _check(corpus: Corpus, config) -> None:
 
 
 def frozen_masks(targets: np.ndarray, config) -> np.ndarray:
-    """Visible ids of every sample, fixed by data.split_seed and the sample's position."""
+    """Return the visible ids of every sample; they depend only on data.split_seed and the sample's position."""
     key = jax.random.key(config.data.split_seed)
     draw = jax.jit(
         lambda rows, index: hide(rows, index, key, config.data.skew_factor, config.data.instances, null_id(config))
@@ -108,8 +112,11 @@ def frozen_masks(targets: np.ndarray, config) -> np.ndarray:
 
 
 def collate_sets(items: Sequence) -> dict[str, np.ndarray]:
-    """Items of a user's own Dataset, padded: (visible ids, [weapon], full set) as the original's SetDataset gives, or
-    dicts with `targets`, `weapon` and, if already masked, `inputs`."""
+    """Pad and stack the items of a user's Dataset.
+
+    Items are (visible ids, [weapon], full set) as from the original's SetDataset, or dicts with `targets`, `weapon`
+    and, if already masked, `inputs`.
+    """
     if not isinstance(items[0], dict):
         names = ("inputs", "weapon", "targets")
         items = [dict(zip(names, item, strict=False)) for item in items]
@@ -134,10 +141,10 @@ def split_rows(
     validation_size: float = 0.1,
     test_size: float = 0.2,
 ) -> dict[str, np.ndarray]:
-    """Row positions by split: a shuffled `fraction` of the rows, cut into contiguous pieces.
+    """Return row positions by split: a shuffled `fraction` of the rows, cut into contiguous pieces.
 
     Equals pandas' DataFrame.sample(frac, random_state=seed) followed by the original's slices; the test split takes
-    what rounding leaves.
+    the rows that rounding leaves over.
     """
     count = round(fraction * rows)
     generator = seed if isinstance(seed, np.random.RandomState) else np.random.RandomState(seed)

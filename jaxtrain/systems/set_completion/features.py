@@ -1,7 +1,7 @@
-"""The task `sae`: a sparse autoencoder learns on activations that stream from a frozen model through a ring buffer.
+"""Task `sae`: train a sparse autoencoder on activations of a frozen model that pass through a ring buffer.
 
-Every step runs the frozen model on one batch of sets, writes the pooled vectors into the buffer, draws sae.batch_size
-of the buffer's rows, and updates the autoencoder on them; all inside the compiled step.
+Every step runs the frozen model on one batch of sets, writes the pooled vectors to the buffer, draws sae.batch_size
+rows of the buffer and updates the autoencoder on them, all inside the compiled step.
 """
 
 import pathlib
@@ -37,7 +37,7 @@ from torch_bridge.state_dict import compare, convert_ddp_state, explain
 
 
 class FeatureModel(nnx.Module):
-    """primary: the frozen model. sae: what is trained. buffer: recent activations; updates: int32, those made."""
+    """Frozen model `primary`, trained autoencoder `sae`, `buffer` of recent activations, int32 count of `updates`."""
 
     def __init__(self, config, *, rngs: nnx.Rngs):
         settings, width = config.sae, config.model.hidden_dim
@@ -58,16 +58,16 @@ def build_model(config, rngs: nnx.Rngs) -> FeatureModel:
 
 
 def trainable(key: str, config) -> bool:
-    """The autoencoder but `decoder.bias`, which nothing reads; its decoder only where that is trained."""
+    """Return True for the autoencoder's parameters, except the unused `decoder.bias` and an untrained decoder."""
     fixed = {"sae.decoder.bias"} | (set() if decoder_is_trained(config) else {"sae.decoder.weight"})
     return key.startswith("sae.") and key not in fixed
 
 
 def loss(model: FeatureModel, batch, config, rngs) -> Loss:
-    """Reconstruction error + l1_coefficient * L1 + usage_coefficient * usage divergence; see sae.py.
+    """Return reconstruction error + l1_coefficient * L1 + usage_coefficient * usage divergence; see sae.py.
 
-    Training: of rows of the buffer; weight 0, so no update, until it holds sae.steps_before_train of them.
-    Evaluation: of the batch's own activations, with the coefficients that the schedules end at.
+    Training: on rows of the buffer; weight 0, so no update, until it holds sae.steps_before_train rows. Evaluation: on
+    the batch's own activations, with the base coefficients of the config.
     """
     settings = config.sae
     visible = visible_ids(batch, config, rngs)
@@ -107,7 +107,7 @@ def evaluation_loss(sae: SparseAutoencoder, x, counted, settings) -> Loss:
 
 
 def schedule(config, given, steps_per_epoch: int):
-    """compat: original: the cosine with the original's T_max and floor, which rises again once past it."""
+    """Return the given schedule, or for `compat: original` its cosine with its T_max, after which it rises again."""
     if config.compat != "original":
         return given
     epochs = max(1, round(config.train.steps / steps_per_epoch))
@@ -116,7 +116,10 @@ def schedule(config, given, steps_per_epoch: int):
 
 
 def after_update(model: FeatureModel, step, config):
-    """Unit columns again; after the updates in sae.resample_steps, dead features and their moments start afresh."""
+    """Renormalise the decoder's columns; after the updates in sae.resample_steps, reinitialise dead features.
+
+    Returns masks of the parameters whose optimizer moments must be reset, or None.
+    """
     settings, sae = config.sae, model.sae
     sae.normalize_decoder()
     if not settings.resample_steps:
@@ -151,7 +154,8 @@ def after_update(model: FeatureModel, step, config):
 
 
 def outputs(model: FeatureModel, batch) -> dict:
-    """pooled, reconstruction [batch, width]; features [batch, hidden_dim]; logits from either [batch, token]."""
+    """Return pooled and reconstruction [batch, width], features [batch, hidden_dim], and logits and
+    reconstructed_logits [batch, token]."""
     visible = shown(batch, model.primary.ability_embedding.padding_idx)
     pooled, logits, _ = run_model(model.primary, visible, batch["weapon"])
     reconstruction, h = model.sae(pooled)
@@ -183,10 +187,13 @@ def eval_statistics(given, batch, config) -> Statistics:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """mse, l1 (mean row norm), l0 (features per set), l0_sparsity (share of all), explained_variance (of the
-    activation, around its mean), dead_ratio (features that no set of the split turns on), feature_magnitude,
-    miracle_distance, and what the reconstruction does to the logits. compat: original adds the cross-entropy and top-1
-    accuracy against the first id of the set."""
+    """Return the metrics of a split.
+
+    mse, l1 (mean L1 norm of a row), l0 (active features per set), l0_sparsity (as a share of all features),
+    explained_variance (of the activations around their mean), dead_ratio (share of features that no set of the split
+    activates), feature_magnitude, miracle_distance, and logit_*: the effect of the reconstruction on the logits.
+    `compat: original` adds cross-entropy and top-1 accuracy against the first id of the set.
+    """
     count, features = float(sums["rows"]), len(sums["active"])
     variance = float((sums["x_squared"] - sums["x"] ** 2 / max(count, 1.0)).sum())
     mse = ratio(sums["error"].sum(), count * len(sums["error"]))
@@ -212,9 +219,9 @@ def compute(sums, rows, config) -> dict[str, float]:
 
 
 def initial_weights(config) -> dict | None:
-    """The frozen model's weights from sae.primary, under the keys of this task's model.
+    """Return the frozen model's weights from sae.primary, under this task's keys; None if it is not set.
 
-    Raises UserError where the file is absent or is of another model.
+    sae.primary: a file, or a run folder with exports/best. Raises UserError if the file does not fit the model.
     """
     if config.sae.primary is None:
         return None

@@ -1,4 +1,4 @@
-"""Compute the completion task's loss, for batches with given inputs and for batches masked in the step."""
+"""Loss of the completion task, for batches that are already masked and for batches masked in the step."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxtrain.task import Loss
 
 
 def completion_loss(logits, targets):
-    """Mean binary cross-entropy over the vocabulary, in nats, per row. logits, targets: [batch, token] -> [batch].
+    """Return each row's mean binary cross-entropy over the vocabulary, in nats, [batch]; inputs: [batch, token].
 
     Source: torch.nn.BCEWithLogitsLoss.
     """
@@ -17,18 +17,18 @@ def completion_loss(logits, targets):
 
 
 def multi_hot(ids, size: int, padding: int = PADDING):
-    """float32 [batch, size]: 1 where an id of the row is; ids [batch, token] of `padding` count nowhere.
+    """Return float32 [batch, size] with 1 for each id of ids [batch, token]; `padding` is ignored.
 
-    Ids outside [0, size) count nowhere either.
+    Ids outside [0, size) are ignored too.
     """
     hits = (ids[..., None] == jnp.arange(size)) & (ids != padding)[..., None]
     return hits.any(-2).astype(jnp.float32)
 
 
 def readable(ids):
-    """Which rows hold a token at all, bool [batch], and the padding mask with one place opened in those that do not.
+    """Return bool [batch], True for rows with a token, and the padding mask; it shows the first position of empty rows.
 
-    A set of padding alone has no softmax: such rows are computed on a made-up token and left out of the loss.
+    A softmax over padding alone is undefined, so empty rows are computed on a dummy token and excluded from the loss.
     """
     hidden = ids < 0
     present = ~hidden.all(1)
@@ -37,10 +37,10 @@ def readable(ids):
 
 
 def visible_ids(batch, config, rngs):
-    """Mask a batch: return the tokens the model sees, int [batch, position], PADDING elsewhere.
+    """Return the tokens that the model sees, int [batch, position], PADDING elsewhere.
 
-    `inputs` of the batch where it has them (validation, the original's datasets); else the sets in `targets` are masked
-    here, anew at every step in training. Ids of <PAD> count as padding.
+    They are the batch's `inputs` if it has them (validation, the original's datasets). Otherwise the sets in `targets`
+    are masked here, in training anew at every step. <PAD> ids become PADDING.
     """
     data = config.data
     if "inputs" in batch:
@@ -52,7 +52,7 @@ def visible_ids(batch, config, rngs):
 
 
 def null_id(config) -> int | None:
-    """The token that stands for "nothing seen", where the data use it."""
+    """Return the id of <NULL>, which stands for an empty input; None without data.include_null."""
     if not config.data.include_null:
         return None
     return config.model.vocab_size - 2 if config.data.null_token_id is None else config.data.null_token_id
@@ -63,9 +63,9 @@ def without_pad(ids, pad_token_id: int):
 
 
 def run_model(model, visible, weapon, rngs=None, guard: bool = True):
-    """Pooled vectors [batch, hidden_dim] and logits [batch, token] of visible ids, and which rows mean something.
+    """Return pooled vectors [batch, hidden_dim], logits [batch, token], and bool [batch], True for rows with a token.
 
-    guard: rows without a token are computed on a made-up one instead of giving NaN.
+    guard: compute rows without a token on a dummy one instead of giving NaN; without it all rows are True.
     """
     present, hidden = readable(visible) if guard else (jnp.ones(len(visible), bool), visible < 0)
     tokens = jnp.where(visible < 0, model.ability_embedding.padding_idx or 0, visible).astype(jnp.int32)
@@ -74,9 +74,9 @@ def run_model(model, visible, weapon, rngs=None, guard: bool = True):
 
 
 def loss(model, batch, config, rngs) -> Loss:
-    """Binary cross-entropy in nats per token of the vocabulary, over all tokens of the full set, visible ones too.
+    """Return the binary cross-entropy in nats per vocabulary token; targets are the full sets, visible tokens included.
 
-    Rows that show nothing (a set of one token without <NULL>) count nowhere; under compat: original they are NaN.
+    Rows without a visible token (a set of one token without <NULL>) are excluded; with compat: original they are NaN.
     """
     visible = visible_ids(batch, config, rngs)
     guard = config.compat != "original"
@@ -87,13 +87,13 @@ def loss(model, batch, config, rngs) -> Loss:
 
 
 def outputs(model, batch):
-    """logits [batch, token] and pooled [batch, hidden_dim] of the sets as they stand in the batch."""
+    """Return logits [batch, token] and pooled [batch, hidden_dim] of the batch's sets, without masking them."""
     visible = shown(batch, model.ability_embedding.padding_idx)
     pooled, logits, _ = run_model(model, visible, batch["weapon"])
     return {"logits": logits, "pooled": pooled}
 
 
 def shown(batch, pad_token_id: int | None):
-    """The ids that a batch shows without masking anything."""
+    """Return the batch's `inputs`, or its `targets` if it has none, with <PAD> ids as PADDING."""
     ids = batch["inputs"] if "inputs" in batch else batch["targets"]
     return ids if pad_token_id is None else without_pad(ids, pad_token_id)

@@ -1,4 +1,4 @@
-"""Which part of a build the model sees: r of its L tokens are hidden, r drawn with probability ~ r^skew."""
+"""Mask builds: hide r of the L tokens, where r is drawn with probability proportional to r^skew."""
 
 import random
 from collections.abc import Sequence
@@ -7,22 +7,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PADDING = -1  # in id columns of a batch: no token here
+PADDING = -1  # marks positions without a token in id columns of a batch
 
 
 def removal_probabilities(longest: int, skew: float = 1.2) -> np.ndarray:
-    """P(r = k), k = 1 .. longest: proportional to (k / sum(1..longest))^skew."""
+    """Return P(r = k) for k = 1 .. longest, proportional to (k / sum(1..longest))^skew."""
     weights = (np.arange(1, longest + 1) / np.arange(1, longest + 1).sum()) ** skew
     return weights / weights.sum()
 
 
 def hide(targets, index, key, skew: float = 1.2, instances: int = 1, null_id: int | None = None):
-    """Visible ids of each set: int [batch, position], PADDING where a token is hidden or was never there.
+    """Return the visible ids of each set, int [batch, position], PADDING for hidden and missing tokens.
 
-    targets: int [batch, position], PADDING at the end of short sets. index: int [batch], the samples' positions in
-    the dataset: with `key` they fix what is hidden, whatever the batch or device. instances: samples per set; with
-    null_id, the first of them sees only that token. A set of one token has nothing to show, so it shows null_id if
-    there is one; else the row is PADDING throughout, which the loss leaves out.
+    targets: int [batch, position], PADDING at the end of short sets. index: int [batch], the samples' positions in the
+    dataset; together with `key` they determine what is hidden, independently of batch and device. instances: samples
+    per set; with null_id, the first of them sees only that token. A set of one token has it hidden: its row is null_id,
+    or without one all PADDING, which the loss excludes.
     """
     width = targets.shape[1]
     powers = jnp.cumsum(jnp.arange(1, width + 1, dtype=jnp.float32) ** skew)
@@ -32,7 +32,7 @@ def hide(targets, index, key, skew: float = 1.2, instances: int = 1, null_id: in
     draw = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), (width + 1,)))(index)
     threshold = draw[:, :1] * powers[most - 1][:, None]
     removed = jnp.minimum(1 + (powers[None, :] <= threshold).sum(1), most)
-    score = jnp.where(targets == PADDING, 2.0, draw[:, 1:])  # hidden are the tokens of the highest scores
+    score = jnp.where(targets == PADDING, 2.0, draw[:, 1:])  # the tokens with the highest scores are hidden
     last = jnp.take_along_axis(jnp.sort(score, axis=1), jnp.maximum(length - removed - 1, 0)[:, None], axis=1)
     seen = (score <= last) & (targets != PADDING) & (length > removed)[:, None]
     visible = jnp.where(seen, targets, PADDING)
@@ -44,7 +44,7 @@ def hide(targets, index, key, skew: float = 1.2, instances: int = 1, null_id: in
 
 
 def hide_on_host(tokens: Sequence[int], skew: float = 1.2) -> list[int]:
-    """The original's draw, from numpy's and Python's global generators in the original's order."""
+    """Mask a set as the original does, with numpy's and Python's global generators in the original's order."""
     longest = max(1, len(tokens) - 1)
     removed = int(np.random.choice(np.arange(1, longest + 1), p=removal_probabilities(longest, skew)))
     gone = set(random.sample(range(len(tokens)), removed))
@@ -54,7 +54,7 @@ def hide_on_host(tokens: Sequence[int], skew: float = 1.2) -> list[int]:
 class SetDataset:
     """The original's dataset of masked sets: item i is row i // K, instance i % K, masked anew at every access.
 
-    rows: sequence of {"ability_tags": [ids], "weapon_id": id}, or a pandas frame of these columns. Gives (visible,
+    rows: sequence of {"ability_tags": [ids], "weapon_id": id}, or a pandas frame of these columns. Items are (visible,
     [weapon], full set) as int64 arrays, ragged; `jaxtrain.systems.set_completion.data.collate_sets` pads them.
     """
 

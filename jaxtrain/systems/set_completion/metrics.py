@@ -1,4 +1,4 @@
-"""How well sets are completed: of all tokens, of whole sets, and of the tokens that were hidden."""
+"""Metrics of set completion: over all tokens, over whole sets, and over the hidden tokens."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from jaxtrain.task import Statistics
 
 
 def eval_statistics(given, batch, config) -> Statistics:
-    """Sums behind `finish`, of the outputs' logits [batch, token]; a token is predicted at a logit of at least 0."""
+    """Return the sums that `compute` needs from logits [batch, token]; a token is predicted if its logit is >= 0."""
     logits, size = given["logits"], given["logits"].shape[1]
     target = multi_hot(shown({"inputs": batch["targets"]}, config.model.padding), size) > 0
     visible_ids = shown(batch, config.model.padding)
@@ -22,7 +22,7 @@ def eval_statistics(given, batch, config) -> Statistics:
 
 
 def counts(logits, target, visible, counted) -> dict:
-    """Additive counts. logits: float [batch, token]; target, visible: bool, same; counted: bool [batch, 1]."""
+    """Return additive counts. logits: float, target, visible: bool, all [batch, token]; counted: bool [batch, 1]."""
     predicted = (logits >= 0) & counted
     target = target & counted
     hit = predicted & target
@@ -30,7 +30,7 @@ def counts(logits, target, visible, counted) -> dict:
     hidden = target & ~visible
     number = hidden.sum(1)
     score = jnp.where(visible, -jnp.inf, logits)
-    ranked = -jnp.sort(-score, axis=1)  # the n best of the tokens not shown, n = how many are hidden
+    ranked = -jnp.sort(-score, axis=1)  # the first n are the guesses, n = number of hidden tokens
     worst = jnp.take_along_axis(ranked, jnp.maximum(number - 1, 0)[:, None], axis=1)
     found = (hidden & (score >= worst)).sum(1)
     return {
@@ -48,10 +48,10 @@ def counts(logits, target, visible, counted) -> dict:
 
 
 def compute(sums, rows, config) -> dict[str, float]:
-    """Over all tokens (micro): precision, recall, f1, hamming (share of wrong cells). Over sets: exact_match, jaccard.
+    """Return precision, recall, f1, hamming (share of wrong cells) over all tokens; exact_match, jaccard over sets.
 
-    completion: of the n hidden tokens, the share among the model's n best guesses that are not shown (R-precision).
-    A division by zero gives 0, as scikit-learn's zero_division=0.
+    completion (R-precision): share of the n hidden tokens that are among the model's n best tokens not shown. A
+    division by zero gives 0, like scikit-learn's zero_division=0.
     """
     return {
         "precision": ratio(sums["hit"], sums["predicted"]),
@@ -65,7 +65,7 @@ def compute(sums, rows, config) -> dict[str, float]:
 
 
 def frequency_logits(train: Corpus, vocab_size: int, weapons: int) -> np.ndarray:
-    """The baseline that ignores what is shown: log odds of every token by weapon, [weapon, token], +1 smoothed."""
+    """Return the frequency baseline, which ignores the visible tokens: log odds [weapon, token], add-one smoothed."""
     counts = np.zeros((weapons, vocab_size))
     rows, columns = np.nonzero(train.tokens >= 0)
     np.add.at(counts, (train.weapons[rows, 0], train.tokens[rows, columns]), 1)
@@ -74,7 +74,7 @@ def frequency_logits(train: Corpus, vocab_size: int, weapons: int) -> np.ndarray
 
 
 def baseline(train: Corpus, columns: dict, config) -> dict[str, float]:
-    """The metrics that the frequency baseline reaches on the columns of a split."""
+    """Return the metrics of the frequency baseline on the columns of a split."""
     logits = frequency_logits(train, config.model.vocab_size, config.model.weapon_vocab_size)
     batch = {**columns, "valid": np.ones(len(columns["weapon"]), bool)}
     given = {"logits": jnp.asarray(logits[columns["weapon"][:, 0]])}
@@ -86,7 +86,7 @@ Probability = Callable[[list[int], list[str], list[str]], np.ndarray]
 
 
 def rule_probability(probabilities: Callable, vocabulary: dict[str, int]) -> Probability:
-    """For `synthetic.rule_recovery`: the probability of a token given a weapon and one shown token.
+    """Return the function for `synthetic.rule_recovery`: the probability of a token given a weapon and a shown token.
 
     probabilities: (ids [rule, 1], weapons [rule, 1]) -> [rule, token].
     """

@@ -1,4 +1,4 @@
-"""The set completion model: visible tokens of a build and a weapon -> a logit for every token of the full build."""
+"""Set completion model: from the visible tokens of a build and a weapon to logits of all tokens of the full build."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,14 +8,14 @@ from jaxtrain.nn import initializers
 
 
 def feedforward(width: int, rngs: nnx.Rngs) -> nn.Sequential:
-    """Linear to four times the width, exact GELU, Linear back."""
+    """Return a feed-forward layer: Linear to 4 x width, exact GELU, Linear back."""
     return nn.Sequential(
         nn.Linear(width, 4 * width, rngs=rngs), nn.Activation(nn.gelu), nn.Linear(4 * width, width, rngs=rngs)
     )
 
 
 class MultiheadAttentionBlock(nnx.Module):
-    """MAB: attention from query to key, then a feedforward, each with a residual and, if asked, a norm after it."""
+    """MAB: attention from query to key, then a feed-forward layer, each with a residual and an optional post-norm."""
 
     def __init__(
         self, embed_dim: int, num_heads: int, use_layer_norm: bool = False, dropout: float = 0.0, *, rngs: nnx.Rngs
@@ -28,8 +28,11 @@ class MultiheadAttentionBlock(nnx.Module):
             self.layer_norm2 = nn.LayerNorm(embed_dim)
 
     def __call__(self, query, key=None, mask=None, rngs=None):
-        """query: [batch or 1, query, width]; key: [batch, key, width], `query` if left out; mask: bool [batch, key]."""
-        # Added, not selected: the gradient of an all-padding row is then NaN wherever torch's is.
+        """Attend from query [batch or 1, query, width] to key [batch, key, width] (default: query).
+
+        mask: bool [batch, key], True hides a key.
+        """
+        # An added bias, not a select: then the gradient of an all-padding row is NaN exactly where torch's is.
         bias = None if mask is None else jnp.where(mask[:, None, None, :], -jnp.inf, 0.0)
         x = query + self.mha(query, key, bias=bias, rngs=rngs)
         if self.use_layer_norm:
@@ -39,7 +42,7 @@ class MultiheadAttentionBlock(nnx.Module):
 
 
 class SelfAttentionBlock(nnx.Module):
-    """SAB: every element attends to all."""
+    """SAB: every element attends to all elements."""
 
     def __init__(
         self, embed_dim: int, num_heads: int, use_layer_norm: bool = False, dropout: float = 0.0, *, rngs: nnx.Rngs
@@ -51,9 +54,9 @@ class SelfAttentionBlock(nnx.Module):
 
 
 class InducedSetAttentionBlock(nnx.Module):
-    """ISAB: all elements talk through `num_inducing_points` learned ones, linear in the size of the set.
+    """ISAB: elements attend to each other through `num_inducing_points` learned points, at linear cost in the set size.
 
-    Its own layer_norm is applied whatever `use_layer_norm` says, as in the original.
+    `layer_norm` is applied even without use_layer_norm, as in the original.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class InducedSetAttentionBlock(nnx.Module):
 
 
 class PoolingMultiheadAttention(nnx.Module):
-    """PMA: the set summarised in `num_seeds` rows [batch, num_seeds, width]."""
+    """PMA: pool the set into `num_seeds` rows, [batch, num_seeds, width]."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class PoolingMultiheadAttention(nnx.Module):
 
 
 class SetTransformer(nnx.Module):
-    """Two ISABs, each with an outer residual beside its inner one, pooled to `num_seeds` rows, refined by two SABs."""
+    """Two ISABs, pooling to `num_seeds` rows, and two SABs; ISABs and SABs have an extra outer residual."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class SetTransformer(nnx.Module):
         self.dec_layer3 = SelfAttentionBlock(embed_dim, num_heads, *options, rngs=rngs)
 
     def __call__(self, x, mask=None, rngs=None):
-        """x: [batch, element, input_dim]; mask: bool [batch, element]. Gives [batch, num_seeds, embed_dim]."""
+        """Return [batch, num_seeds, embed_dim] for x [batch, element, input_dim]; mask: bool [batch, element]."""
         x = self.input_proj(x)
         x = self.enc_layer1(x, mask, rngs) + x
         x = self.enc_layer2(x, mask, rngs) + x
@@ -131,7 +134,7 @@ class SetTransformer(nnx.Module):
 
 
 class SetTransformerLayer(nnx.Module):
-    """Elements read from the set's summary: SetTransformer, cross-attention to it, feedforward. Keeps x's shape."""
+    """Cross-attention from the elements to a SetTransformer's summary, then a feed-forward layer; keeps x's shape."""
 
     def __init__(
         self,
@@ -171,10 +174,10 @@ class SetTransformerLayer(nnx.Module):
 
 
 class SetCompletionModel(nnx.Module):
-    """Embeddings, set transformer layers, a masked mean over the tokens, and a linear read-out.
+    """Embeddings, set transformer layers, a masked mean over the tokens, and a linear output layer.
 
-    Parameters have the names and shapes of the original's state dict. `pooled` [batch, hidden_dim], the input of
-    `output_layer`, is what a sparse autoencoder is trained on.
+    Parameters have the names and shapes of the original's state dict. The sparse autoencoder is trained on `pooled`
+    [batch, hidden_dim], the input of `output_layer`.
     """
 
     def __init__(
@@ -206,21 +209,21 @@ class SetCompletionModel(nnx.Module):
         self.output_layer = nn.Linear(hidden_dim, output_dim, rngs=rngs)
 
     def __call__(self, ability_tokens, weapon_token, key_padding_mask=None, rngs=None):
-        """Logits [batch, output_dim] of int tokens [batch, token] and weapon int [batch, 1] or [batch].
+        """Return logits [batch, output_dim] for int tokens [batch, token] and weapons int [batch, 1] or [batch].
 
-        key_padding_mask: bool [batch, token], True = not there; all tokens count if left out. The result depends on
-        neither the order of the tokens nor the amount of padding. A row of padding alone is NaN; no columns at all
-        give `output_layer.bias`.
+        key_padding_mask: bool [batch, token], True for padding; default: none. The result depends neither on the order
+        of the tokens nor on the amount of padding. A row of padding only gives NaN; zero columns give
+        `output_layer.bias`.
         """
         return self.output_layer(self.pooled(ability_tokens, weapon_token, key_padding_mask, rngs))
 
     def pooled(self, ability_tokens, weapon_token, key_padding_mask=None, rngs=None):
-        """The mean over the visible tokens, [batch, hidden_dim]; arguments as for the call."""
+        """Return the mean over the visible tokens, [batch, hidden_dim]; arguments as in `__call__`."""
         x, mask = self.encode(ability_tokens, weapon_token, key_padding_mask, rngs)
         return masked_mean(x, mask)
 
     def encode(self, ability_tokens, weapon_token, key_padding_mask=None, rngs=None):
-        """Hidden vectors of the tokens [batch, token, hidden_dim] and the mask used."""
+        """Return the hidden vectors of the tokens [batch, token, hidden_dim], and the padding mask used."""
         mask = jnp.zeros(ability_tokens.shape, bool) if key_padding_mask is None else key_padding_mask
         x = self.embed(ability_tokens, weapon_token)
         if ability_tokens.shape[1]:
@@ -229,13 +232,13 @@ class SetCompletionModel(nnx.Module):
         return x, mask
 
     def embed(self, ability_tokens, weapon_token):
-        """[batch, token, hidden_dim]: token and weapon embeddings added, projected."""
+        """Return the projected sum of token and weapon embeddings, [batch, token, hidden_dim]."""
         weapon = self.weapon_embedding(weapon_token.reshape(-1, 1))
         return self.input_proj(self.ability_embedding(ability_tokens) + weapon)
 
 
 def masked_mean(x, key_padding_mask):
-    """Mean of x [batch, token, width] over the tokens that are not padding; 0 where all are."""
+    """Return the mean of x [batch, token, width] over the tokens that are not padding; 0 if all are."""
     visible = ~key_padding_mask[..., None]
     count = jnp.maximum(visible.sum(1), 1)
     return (x * visible).sum(1) / count.astype(x.dtype)

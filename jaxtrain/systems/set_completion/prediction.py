@@ -1,4 +1,4 @@
-"""Token probabilities of a trained model, by name."""
+"""Predict token probabilities, by token name, with a trained model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion.losses import run_model
 from jaxtrain.systems.set_completion.masking import PADDING
 
-MULTIPLE = 8  # contexts are padded to a multiple of it, rows to a power of two: few shapes, few compilations
+MULTIPLE = 8  # pad contexts to a multiple of it, and rows to a power of two, so that few shapes are compiled
 
 
 class Predictor:
-    """model, vocab (token -> id) and weapon_vocab ("weapon_id_40" -> id) -> probabilities by token, in id order."""
+    """Predictor of token probabilities. vocab: token -> id; weapon_vocab: "weapon_id_40" -> id; results in id order."""
 
     def __init__(self, model, vocab: Mapping[str, int], weapon_vocab: Mapping[str, int]):
         self.vocab, self.weapon_vocab = dict(vocab), dict(weapon_vocab)
@@ -21,7 +21,7 @@ class Predictor:
         self._run = jax.jit(lambda ids, weapon: jax.nn.sigmoid(run_model(model, ids, weapon)[1]))
 
     def probabilities(self, contexts: Sequence[Sequence[str]], weapons: Sequence[str]) -> np.ndarray:
-        """float32 [context, token]: one weapon per context. Raises UserError for names that are not in the files."""
+        """Return float32 [context, token] for one weapon per context. Raises UserError for unknown names."""
         unknown = {t for context in contexts for t in context if t not in self.vocab}
         unknown |= {weapon for weapon in weapons if weapon not in self.weapon_vocab}
         if unknown:
@@ -36,11 +36,11 @@ class Predictor:
         return np.asarray(self._run(ids, weapon_ids))[: len(contexts)]
 
     def predict(self, context: Sequence[str], weapon: str) -> dict[str, float]:
-        """{token: probability} of one context."""
+        """Return {token: probability} for one context."""
         return dict(zip(self.tokens, self.probabilities([context], [weapon])[0].tolist(), strict=True))
 
     def for_weapon(self, weapon: str):
-        """The `predict` that `reconstruct` takes."""
+        """Return a function of contexts for the argument `predict` of `reconstruct`."""
 
         def predict(contexts):
             rows = self.probabilities(contexts, [weapon] * len(contexts))

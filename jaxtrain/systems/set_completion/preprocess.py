@@ -1,4 +1,4 @@
-"""From raw match records to tagged builds: points of each ability, the legal ones kept, written as tokens."""
+"""Turn raw match records into tagged builds: compute ability points, keep legal builds, write them as tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,9 +6,10 @@ from jaxtrain.systems.set_completion.vocabulary import MAIN_ONLY, STANDARD, TOTA
 
 
 def ability_points(abilities: Mapping[str, float]) -> dict[str, int]:
-    """Fractions of 10 points (1.9) to whole points (19), of the abilities that are there.
+    """Convert values in units of 10 points (1.9) to whole points (19); leaves out abilities without points.
 
-    The original truncates 10 * value; the tiny slack keeps 0.29 * 100-like products from losing a point.
+    The original truncates 10 * value; the small slack added here keeps rounding errors (as in 0.29 * 100) from losing a
+    point.
     """
     return {name: int(10 * value + 1e-6) for name, value in abilities.items() if value}
 
@@ -16,9 +17,10 @@ def ability_points(abilities: Mapping[str, float]) -> dict[str, int]:
 def process_abilities(
     abilities: Sequence[Mapping[str, float]], weapon_ids: Sequence[str], original: bool = False
 ) -> tuple[list[int], list[str]]:
-    """Tag strings ("comeback swim_speed_up_3 weapon_id_40") of the builds that sum to 57 points, and their positions.
+    """Return the positions of the builds that sum to 57 points, and their tag strings, like "comeback
+    swim_speed_up_3 weapon_id_40".
 
-    original: keep builds of another sum, without tokens, as soon as any ability is missing from every record.
+    original: if some ability is in no record, also keep builds with another sum, without tokens, as the original does.
     """
     names = set().union(*(record.keys() for record in abilities)) if abilities else set()
     complete = names >= {*MAIN_ONLY, *STANDARD}

@@ -1,4 +1,4 @@
-"""Tokenised builds from where the original keeps them: tab-separated files, URLs, S3, SQLite."""
+"""Read tokenised builds from the original's sources: tab-separated files, URLs, S3, SQLite."""
 
 import csv
 import importlib.util
@@ -20,7 +20,7 @@ COLUMNS = ("ability_tags", "weapon_id")
 
 
 class Corpus(NamedTuple):
-    """tokens: int16 or int32 [set, position], PADDING at the end of short sets. weapons: int32 [set, 1]."""
+    """Sets of ids. tokens: int16 or int32 [set, position], padded at the end with PADDING. weapons: int32 [set, 1]."""
 
     tokens: np.ndarray
     weapons: np.ndarray
@@ -33,9 +33,9 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(source: str, table_name: str = "data", max_rows: int | None = None) -> Corpus:
-    """Sets of a file or address with the columns ability_tags (a JSON list of ids) and weapon_id (an int).
+    """Read the sets of a file or URL with the columns ability_tags (a JSON list of ids) and weapon_id (an int).
 
-    Raises UserError naming the row for anything else, and for a file without rows.
+    Raises UserError that names the row for other content, and for a file without rows.
     """
     rows = itertools.islice(_rows(source, table_name), max_rows)
     sets, weapons = [], []
@@ -57,7 +57,7 @@ def read_corpus(source: str, table_name: str = "data", max_rows: int | None = No
 
 
 def make_corpus(sets: list, weapons: list[int]) -> Corpus:
-    """Ragged lists of ids, padded into one array."""
+    """Return a Corpus of ragged lists of ids, padded to one array."""
     width, largest = max(map(len, sets)), max(map(max, sets))
     tokens = np.full((len(sets), width), PADDING, np.int16 if largest < 1 << 15 else np.int32)
     for row, ids in zip(tokens, sets, strict=True):
@@ -66,7 +66,7 @@ def make_corpus(sets: list, weapons: list[int]) -> Corpus:
 
 
 def write_corpus(folder: pathlib.Path, sets, weapons, vocabulary: dict, weapon_vocabulary: dict) -> pathlib.Path:
-    """tokenized.csv, vocab.json and weapon_vocab.json in `folder`; the path of the first."""
+    """Write tokenized.csv, vocab.json and weapon_vocab.json to `folder`; return the path of tokenized.csv."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenized.csv"
     with path.open("w", newline="") as file:

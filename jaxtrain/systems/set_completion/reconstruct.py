@@ -1,7 +1,7 @@
-"""From token probabilities to legal builds: greedy closure and beam search.
+"""Find legal builds from token probabilities: greedy closure and beam search.
 
-predict: contexts (lists of tokens) -> one {token: probability} per context, tokens in vocabulary order. One call
-per step of the search, however many states it has.
+predict: contexts (lists of tokens) -> one {token: probability} per context, tokens in vocabulary order. It is called
+once per step of the search with all states of the beam.
 """
 
 import math
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from jaxtrain.systems.set_completion.builds import Build, allocate, expand, read_token
 
 Predict = Callable[[list[list[str]]], list[Mapping[str, float]]]
-BONUS = math.log(2)  # of every token added
+BONUS = math.log(2)  # added to the score for every added token
 MOST_STEPS = 30
 
 
 class State(NamedTuple):
-    """tokens: chosen so far, in order. priority: the highest probability seen, by family."""
+    """State of the search. tokens: chosen so far, in order. priority: highest probability seen, by family."""
 
     tokens: tuple[str, ...]
     score: float
@@ -25,12 +25,12 @@ class State(NamedTuple):
 
 class Candidate(NamedTuple):
     build: Build
-    overshoot: int  # points beyond what was asked for
+    overshoot: int  # points beyond those that the tokens require
     score: float
 
 
 def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 0.5) -> State:
-    """Add every token of at least `threshold` that says more than those already there, until none does."""
+    """Add all tokens with a probability of at least `threshold` that add information, until there are none."""
     tokens = [token for token in context if read_token(token)]
     priority: dict[str, float] = {}
     score = 0.0
@@ -57,11 +57,11 @@ def reconstruct(
     top_k: int = 1,
     threshold: float = 0.5,
 ) -> list[Candidate]:
-    """The best `top_k` legal builds that hold the context's tokens.
+    """Return the best `top_k` legal builds that contain the context's tokens.
 
-    The beam starts from the context and from its greedy closure; it may hold one set of tokens in several orders, as
-    the original's does. Candidates are the builds of all states it passes, ranked by total points, then least
-    overshoot, then score. max_steps None takes 30.
+    The beam starts from the context and from its greedy closure; as in the original, it may hold the same set of tokens
+    in several orders. Candidates are the builds of all visited states, ranked by total points, then least overshoot,
+    then score. max_steps=None means 30.
     """
     start = State(tuple(token for token in context if read_token(token)), 0.0, {})
     found: dict[tuple, Candidate] = {}
@@ -95,7 +95,7 @@ def _collect(found: dict[tuple, Candidate], state: State) -> None:
 
 
 def _extensions(state: State, probabilities: Mapping[str, float]) -> list[State]:
-    """The state with each token that says more, by falling probability, and the state unchanged."""
+    """Return the state extended by each token that adds information, most probable first, and the state itself."""
     extended = []
     for token, p in sorted(probabilities.items(), key=lambda item: -item[1]):
         wanted = read_token(token)
@@ -106,14 +106,14 @@ def _extensions(state: State, probabilities: Mapping[str, float]) -> list[State]
 
 
 def _says_more(token: str, tokens: Sequence[str]) -> bool:
-    """A main-only ability that is not there, or a higher tier than one that is there (or a family that is not)."""
+    """Return True if `token` adds information: a new family, or a higher tier than the lowest one present."""
     wanted = read_token(token)
     tiers = [have.min_ap for have in map(read_token, tokens) if have and have.family == wanted.family]
     return not tiers or (not wanted.main_only and wanted.min_ap > min(tiers))
 
 
 def _add(tokens: Sequence[str], token: str) -> list[str]:
-    """The tokens with `token` in, lower tiers of its family out."""
+    """Return the tokens with `token` added and lower tiers of its family removed."""
     wanted = read_token(token)
     keep = [t for t in tokens if wanted.main_only or _keeps(read_token(t), wanted)]
     return [*keep, token] if token not in keep else keep

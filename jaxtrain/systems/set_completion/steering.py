@@ -1,4 +1,4 @@
-"""Reading and editing the features between the pooled vector and the output layer of a frozen model."""
+"""Read and edit the autoencoder's features between the pooled vector and the output layer of a frozen model."""
 
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ MODES = ("reconstruct", "no_change", "bypass")
 
 
 class Steered(NamedTuple):
-    """logits [batch, token]; in modes that look: pooled [batch, width], features before and after the activation
-    [batch, hidden_dim], and the edited reconstruction [batch, width] where it was used."""
+    """Result of `steer`. logits: [batch, token]. Unless bypassed: pooled [batch, width], features before and after the
+    activation [batch, hidden_dim], and for mode "reconstruct" the edited reconstruction [batch, width]."""
 
     logits: jax.Array
     pooled: jax.Array | None = None
@@ -35,10 +35,11 @@ def steer(
     value: float | None = None,
     mode: str = "reconstruct",
 ) -> Steered:
-    """Run the model with the SAE in front of its output layer.
+    """Run the model with the SAE before its output layer.
 
-    mode: "reconstruct" sends the reconstruction on, with feature number `feature` set to `value` for every row if
-    both are given; "no_change" only looks; "bypass" does neither. Raises UserError for a feature the SAE lacks.
+    mode: "reconstruct" passes the reconstruction to the output layer, with feature `feature` set to `value` in every
+    row if both are given; "no_change" only records the features; "bypass" does not run the SAE. Raises UserError for an
+    unknown mode or a feature out of range.
     """
     if mode not in MODES:
         raise UserError(f"steer: mode {mode!r} is unknown, wanted one of {', '.join(MODES)}")
@@ -56,18 +57,20 @@ def steer(
 
 
 def change(model, sae, ability_tokens, weapon_token, key_padding_mask=None, *, feature: int, value: float):
-    """Change of every token's probability when a feature is set to `value`, [batch, token]: against the unedited
-    reconstruction, so that the SAE's own error cancels."""
+    """Return the change of every token's probability if a feature is set to `value`, [batch, token].
+
+    It is relative to the unedited reconstruction, so the SAE's reconstruction error cancels.
+    """
     arguments = (model, sae, ability_tokens, weapon_token, key_padding_mask)
     before = jax.nn.sigmoid(steer(*arguments).logits)
     return jax.nn.sigmoid(steer(*arguments, feature=feature, value=value).logits) - before
 
 
 def reconstruction_impact(logits, reconstructed, first_targets, valid):
-    """Sums over rows of what replacing the pooled vector by its reconstruction does to the logits.
+    """Return sums over rows that measure how replacing the pooled vector by its reconstruction changes the logits.
 
-    logits, reconstructed: [batch, token]. first_targets: int [batch], the id that the original takes as "the" class.
-    valid: bool [batch]. Gives sums by name; divide by `rows` (`labels` for the last five).
+    logits, reconstructed: [batch, token]. first_targets: int [batch], the id that the original uses as the class label.
+    valid: bool [batch]. To get means, divide by `rows` (cross-entropies, top-1 values and match rate by `labels`).
     """
     log_p, log_q = jax.nn.log_softmax(logits), jax.nn.log_softmax(reconstructed)
     norms = jnp.linalg.norm(logits, axis=1) * jnp.linalg.norm(reconstructed, axis=1)

@@ -1,12 +1,12 @@
-"""A corpus of legal builds with planted rules, so that what a model should learn is known.
+"""Synthetic corpus of legal builds with planted rules, so that it is known what a model should learn.
 
-Every weapon is played in a few archetypes. An archetype is a main-only ability (its signature), a standard ability on
-the two other mains (20 points), a partner ability on four subs (12 points), and five subs drawn at random. So
+Every weapon has a few archetypes. An archetype is a main-only ability (its signature), a standard ability on the two
+other mains (20 points), a partner ability on four subs (12 points), and five random subs. Therefore
 
     weapon, signature  ->  <main ability>_15 and <partner>_12, always
 
-while another signature of the same weapon implies others. A model that knows only how often a weapon has a token cannot
-tell the archetypes apart: see `rule_recovery`.
+and another signature of the same weapon implies other tokens. A model that only knows token frequencies per weapon
+cannot tell the archetypes apart; see `rule_recovery`.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Archetype(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """With `weapon`, seeing `seen` means `token` is there (holds) or is not."""
+    """Planted rule: if a build of `weapon` has the token `seen`, it has `token` (holds) or does not (not holds)."""
 
     weapon: int
     seen: str
@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
 
 def archetypes(weapons: int, per_weapon: int, seed: int) -> list[Archetype]:
-    """The planted ways to play, distinct within a weapon in every part."""
+    """Return the archetypes; those of a weapon have different signatures, mains and partners."""
     result = []
     for weapon in range(weapons):
         generator = np.random.default_rng([seed, weapon])
@@ -53,7 +53,7 @@ def archetypes(weapons: int, per_weapon: int, seed: int) -> list[Archetype]:
 
 
 def planted_rules(planted: list[Archetype]) -> list[Rule]:
-    """Each signature implies its own archetype's tokens and, within a weapon, excludes those of the others."""
+    """Return the rules: a signature implies its archetype's tokens and excludes those of the weapon's other ones."""
     rules = []
     for one in planted:
         for other in planted:
@@ -65,7 +65,7 @@ def planted_rules(planted: list[Archetype]) -> list[Rule]:
 def generate(
     sets: int, weapons: int, per_weapon: int, seed: int, vocabulary: dict[str, int]
 ) -> tuple[Corpus, list[Archetype]]:
-    """A corpus of legal 57-point builds and the archetypes behind it."""
+    """Return a corpus of legal 57-point builds, and the archetypes from which it was made."""
     planted = archetypes(weapons, per_weapon, seed)
     generator = np.random.default_rng([seed, weapons, sets])
     rows, ids = [], []
@@ -81,10 +81,10 @@ def generate(
 
 
 def rule_recovery(probability, planted: list[Archetype]) -> float:
-    """Balanced share of the planted rules that hold for a model: mean of the share of implied tokens given at least 0.5
-    and the share of excluded ones given less. 0.5 is what ignoring the signature gives.
+    """Return the balanced accuracy of a model on the planted rules; ignoring the signature gives 0.5.
 
-    probability: (weapons [rule], seen tokens [rule], asked tokens [rule]) -> float [rule].
+    It is the mean of the share of implied tokens with a probability of at least 0.5 and the share of excluded tokens
+    below it. probability: (weapons [rule], seen tokens [rule], asked tokens [rule]) -> float [rule].
     """
     rules = planted_rules(planted)
     p = np.asarray(probability([r.weapon for r in rules], [r.seen for r in rules], [r.token for r in rules]))

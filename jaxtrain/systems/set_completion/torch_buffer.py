@@ -4,12 +4,12 @@ import torch
 
 
 class ActivationBuffer:
-    """A ring buffer of activations in torch; a run of the `sae` task keeps its own on the device.
+    """Ring buffer of activations in torch; the `sae` task has its own on the device (sae.RingBuffer).
 
-    size: rows kept. dim: their width, taken from the first rows if left out. device: None is that of the first rows.
-    max_size, d: the names of both in the original's code, which are attributes, as are its `buf` and `ptr`.
-    exact_fill_bug: count as the original does when writes end exactly at the end (nothing is there until the next
-    wrap).
+    size: rows kept. dim: their width, by default that of the first rows. device: None means that of the first rows.
+    max_size, d: the original code's names of size and dim; they are attributes too, as are its `buf` and `ptr`.
+    exact_fill_bug: as in the original, a write that ends exactly at the end of the storage leaves the buffer apparently
+    empty until the next wrap.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ActivationBuffer:
         return self.size if self.full else self.position
 
     def add(self, activations) -> None:
-        """Write rows [row, dim]; further axes are flattened to rows. Raises ValueError for another width."""
+        """Write rows [row, dim]; more axes are flattened to rows. Raises ValueError for another width."""
         self.device = activations.device if self.device is None else self.device
         if not activations.numel():
             return
@@ -74,11 +74,11 @@ class ActivationBuffer:
         self.position = end % self.size
 
     def sample(self, number: int):
-        """[number, dim]: rows drawn evenly, with repetition, from those that are there."""
+        """Draw [number, dim] rows uniformly with replacement from the stored rows."""
         return self.buffer[torch.randint(len(self), (number,), device=self.device)]
 
     def get_loader(self, batch_size: int, shuffle: bool = True):
-        """A DataLoader over what is there, or None while nothing is."""
+        """Return a DataLoader over the stored rows, or None if the buffer is empty."""
         if not len(self):
             return None
         return torch.utils.data.DataLoader(self.buffer[: len(self)], batch_size=batch_size, shuffle=shuffle)

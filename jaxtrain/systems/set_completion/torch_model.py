@@ -1,4 +1,4 @@
-"""The set transformer in plain torch: the facade's model, the deployment's, and the torch baseline."""
+"""Set transformer in plain torch: for scripts of the original, for deployment, and as the torch baseline."""
 
 import pathlib
 from typing import Any
@@ -23,7 +23,7 @@ class MultiheadAttentionBlock(nn.Module):
             self.layer_norm2 = nn.LayerNorm(embed_dim)
 
     def forward(self, query, key, key_padding_mask=None):
-        empty = key.shape[1] == 0  # of which only the form with weights knows what to do
+        empty = key.shape[1] == 0  # torch handles empty keys only with need_weights=True
         x = query + self.mha(query, key, key, key_padding_mask=key_padding_mask, need_weights=empty)[0]
         x = self.layer_norm1(x) if self.use_layer_norm else x
         x = x + self.feedforward(x)
@@ -122,10 +122,10 @@ class SetTransformerLayer(nn.Module):
 
 
 class SetCompletionModel(nn.Module):
-    """Logits of every token of a full build, from a part of it and the weapon.
+    """Model that maps part of a build and the weapon to logits of every token of the full build.
 
-    Takes the arguments that model_params.json holds, which are attributes too. Called with (ability_tokens int
-    [batch, token], weapon_token int [batch, 1], key_padding_mask bool [batch, token], True = padding).
+    The arguments are those in model_params.json; they are attributes too. Call it with (ability_tokens int [batch,
+    token], weapon_token int [batch, 1], key_padding_mask bool [batch, token], True = padding).
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class SetCompletionModel(nn.Module):
         self.output_layer = nn.Linear(hidden_dim, output_dim)
 
     def pooled(self, ability_tokens, weapon_token, key_padding_mask=None):
-        """The vectors that output_layer takes, [batch, hidden_dim]: what the sparse autoencoder looks at."""
+        """Return the input of output_layer, [batch, hidden_dim]; the sparse autoencoder is trained on it."""
         if key_padding_mask is None:
             key_padding_mask = torch.zeros_like(ability_tokens, dtype=torch.bool)
         x = self.ability_embedding(ability_tokens) + self.weapon_embedding(weapon_token.reshape(-1, 1))
@@ -167,7 +167,7 @@ class SetCompletionModel(nn.Module):
         return self.masked_mean(x, key_padding_mask)
 
     def masked_mean(self, x, key_padding_mask):
-        """Mean over the real tokens, [batch, token, width] -> [batch, width]; a row of padding gives 0."""
+        """Return the mean of x [batch, token, width] over the real tokens, [batch, width]; 0 for a row of padding."""
         visible = (~key_padding_mask).unsqueeze(-1)
         return (x * visible).sum(1) / visible.sum(1).clamp(min=1)
 
@@ -176,8 +176,11 @@ class SetCompletionModel(nn.Module):
 
     @classmethod
     def load_from_checkpoint(cls, path: str | pathlib.Path, **arguments: Any) -> "SetCompletionModel":
-        """The model of these arguments with a file's weights: a bare state dict, or a dict with `model_state_dict`;
-        prefixes of DDP are taken off. Raises RuntimeError, as torch does, where they do not fit."""
+        """Return a model of these arguments with a file's weights, without DDP prefixes.
+
+        The file holds a state dict, or a dict with `model_state_dict`. Raises RuntimeError, as torch does, if the
+        weights do not fit.
+        """
         from torch_bridge.state_dict import convert_ddp_state
 
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -1,9 +1,9 @@
-"""torch for scripts that open a process group, with the part that JAX does instead:
+"""Replacement of torch for scripts that open a process group, with torch.distributed on JAX's processes:
 
     from jaxtrain.systems.set_completion import torch_processes as torch
 
-`torch.distributed` joins, counts and adds over JAX's processes, `torch.cuda.set_device` is accepted (each process takes
-its own GPU), everything else is torch's own.
+`torch.distributed` uses JAX's processes, `torch.cuda.set_device` does nothing (each process takes its own GPU), and
+everything else is torch's own.
 """
 
 import types
@@ -19,12 +19,12 @@ from jaxtrain.runtime import launch
 
 
 def init_process_group(backend: str | None = None, **options: Any) -> None:
-    """Join the processes that the launcher names; nothing to do for one. backend: not used, XLA brings its own."""
+    """Join the launcher's processes; does nothing for a single one. backend: not used, XLA has its own."""
     launch.setup_distributed()
 
 
 def all_reduce(tensor: torch.Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> None:
-    """The sum over all processes, in place. Raises UserError for another operation."""
+    """Sum the tensor over all processes, in place. Raises UserError for another operation."""
     if op != torch.distributed.ReduceOp.SUM:
         raise UserError(
             f"all_reduce: op is {op}, wanted SUM; gather with jax.experimental.multihost_utils and reduce there"
@@ -35,7 +35,7 @@ def all_reduce(tensor: torch.Tensor, op: Any = torch.distributed.ReduceOp.SUM) -
 
 
 def barrier() -> None:
-    """Until every process is here."""
+    """Wait until every process has reached the barrier."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("torch.distributed.barrier")
 
@@ -54,11 +54,11 @@ distributed = types.SimpleNamespace(
 
 
 class _Cuda:
-    """torch.cuda, but for the choice of a device."""
+    """torch.cuda, except that set_device does nothing."""
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Accepted: a process takes the GPU of its number on the machine (docs/launching.md)."""
+        """Do nothing: a process takes the GPU of its local rank (docs/launching.md)."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)

@@ -1,4 +1,4 @@
-"""The sparse autoencoder in plain torch, and the hook that reads and edits its features inside a frozen model."""
+"""Sparse autoencoder in plain torch, and a hook that reads and edits its features inside a frozen model."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-USAGE_MEMORY = 0.99  # of the running average of feature usage
+USAGE_MEMORY = 0.99  # decay of the running average of feature usage
 
 
 @dataclasses.dataclass
@@ -24,10 +24,10 @@ class SAEConfig:
 
 
 class SparseAutoencoder(nn.Module):
-    """x -> ReLU6 features -> x: an encoder that trains and a dictionary of unit columns.
+    """Autoencoder with ReLU6 features and a dictionary of unit columns.
 
-    As in the original the decoder gets no gradient; train_decoder lets it train. top_k: keep so many features per row,
-    0 keeps all. The other arguments are those of `SAEConfig` and attributes.
+    As in the original, the decoder gets no gradient unless train_decoder is set. top_k: keep so many features per row,
+    0 keeps all. The other arguments are those of `SAEConfig`; they are attributes too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def normalize_decoder(self):
-        """Give the dictionary's columns unit length again."""
+        """Scale the dictionary's columns to unit length."""
         self.decoder.weight.copy_(functional.normalize(self.decoder.weight, dim=0))
 
     def directions(self):
@@ -68,7 +68,7 @@ class SparseAutoencoder(nn.Module):
         return functional.normalize(weight, dim=0)
 
     def encode(self, x):
-        """(features before the activation, features), [..., hidden_dim]."""
+        """Return the features before and after the activation, both [..., hidden_dim]."""
         h_pre = self.encoder(x - self.decoder_bias)
         h = functional.relu(h_pre).clamp(0, 6)
         if self.top_k:
@@ -79,12 +79,12 @@ class SparseAutoencoder(nn.Module):
         return h @ self.directions().T + self.decoder_bias
 
     def forward(self, x):
-        """(reconstruction, features)."""
+        """Return (reconstruction, features)."""
         h = self.encode(x)[1]
         return self.decode(h), h
 
     def compute_loss(self, x, reconstruction, h) -> tuple[torch.Tensor, dict[str, float]]:
-        """mse + l1_coefficient * l1 + usage_coeff * KL of usage; and the terms. Moves usage_ema."""
+        """Return mse + l1_coefficient * l1 + usage_coeff * KL of usage, and its terms; updates usage_ema."""
         mse = (reconstruction - x).square().mean()
         l1 = h.abs().sum(1).mean()
         with torch.no_grad():
@@ -97,7 +97,7 @@ class SparseAutoencoder(nn.Module):
         return total, {name: value.item() for name, value in terms.items()}
 
     def training_step(self, x, optimizer, gradient_clip_val: float | None = None) -> dict[str, float]:
-        """One update on rows x: loss, backward, clipping, step, unit columns. Gives the loss's terms."""
+        """Make one update on rows x: loss, backward, clipping, step, unit columns; return the loss terms."""
         total, terms = self.compute_loss(x, *self(x))
         optimizer.zero_grad()
         total.backward()
@@ -110,21 +110,22 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def remove_parallel_gradients(self) -> None:
-        """Take the part along each unit column off its gradient, where the decoder has one."""
+        """Remove the component along each unit column from the decoder's gradient, if it has one."""
         if self.decoder.weight.grad is not None:
             unit, gradient = functional.normalize(self.decoder.weight, dim=0), self.decoder.weight.grad
             gradient.sub_((gradient * unit).sum(0, keepdim=True) * unit)
 
     def get_dead_neurons(self, threshold: float = 1e-6) -> torch.Tensor:
-        """Indices of the features that are used less than `threshold` of the time."""
+        """Return the indices of features whose average usage is below `threshold`."""
         return torch.where(self.usage_ema < threshold)[0]
 
 
 class SetCompletionHook:
-    """Sends the autoencoder's reconstruction to a model's output layer, one feature set to a value if asked.
+    """Forward pre-hook that passes the autoencoder's reconstruction to a model's output layer, with one feature edited.
 
     Register it: `model.output_layer.register_forward_pre_hook(hook)`. bypass: change and record nothing. no_change:
-    record `last_in`, `last_h_pre`, `last_h_post` and change nothing. `last_x_recon`: the reconstruction that went on.
+    record `last_in`, `last_h_pre`, `last_h_post` and change nothing. `last_x_recon`: the reconstruction passed on.
+    Raises IndexError for a feature out of range.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class SetCompletionHook:
         self.last_in = self.last_h_pre = self.last_h_post = self.last_x_recon = None
 
     def update_neuron(self, neuron_number: int | None, neuron_value: float | None) -> None:
-        """Set a feature to a value from now on; leaves the modes that change nothing."""
+        """Set a feature to a value from now on; switches bypass and no_change off."""
         self.neuron_number, self.neuron_value = neuron_number, neuron_value
         self.bypass = self.no_change = False
 

@@ -1,4 +1,4 @@
-"""The same networks in plain torch: they load an exported state dict with strict=True."""
+"""The task's networks in plain torch; they load an exported state dict with strict=True."""
 
 import torch
 from torch import nn
@@ -10,9 +10,9 @@ from jaxtrain.systems.set_completion.torch_sae import SparseAutoencoder
 
 
 class FeatureModel(nn.Module):
-    """The frozen model and the autoencoder on its pooled vectors: what the `sae` task exports.
+    """Frozen model and autoencoder on its pooled vectors, as the `sae` task exports them.
 
-    recent: the pooled vectors of the last batches, for training only.
+    recent: buffer of the last batches' pooled vectors, for training only.
     """
 
     def __init__(self, primary, sae, recent):
@@ -21,7 +21,7 @@ class FeatureModel(nn.Module):
 
     def train(self, mode=True):
         super().train(mode)
-        self.primary.eval()  # it is frozen, and drops nothing
+        self.primary.eval()  # it is frozen, and runs without dropout
         return self
 
 
@@ -38,12 +38,12 @@ def build_features(config):
 
 
 def inputs_of(module, batch):
-    """Token ids, weapons and the padding mask of a batch as the trainer has it (-1 and <PAD> are padding)."""
+    """Return token ids, weapons, the padding mask (-1 and <PAD>), and a mask of rows with a token, from a batch."""
     ids = (batch["inputs"] if "inputs" in batch else batch["targets"]).long()
     pad = module.ability_embedding.padding_idx
     hidden = (ids < 0) | (ids == pad) if pad is not None else ids < 0
     empty = hidden.all(1)
-    hidden[:, 0] &= ~empty  # a row of padding alone is computed on a made-up token and counts nowhere
+    hidden[:, 0] &= ~empty  # a row of padding only is computed on a dummy token and excluded later
     return torch.where(ids < 0, pad or 0, ids), batch["weapon"].long(), hidden, ~empty
 
 
@@ -54,7 +54,7 @@ def call(module, batch):
 
 
 def multi_hot(ids, size, pad):
-    """float [batch, size]; -1 and `pad` count nowhere."""
+    """Return float [batch, size] with 1 for each id of the row; -1 and `pad` are ignored."""
     ids = ids.long()
     kept = (ids >= 0) & (ids != pad) if pad is not None else ids >= 0
     target = torch.zeros(len(ids), size, device=ids.device)
@@ -62,7 +62,7 @@ def multi_hot(ids, size, pad):
 
 
 def as_evaluated(module, batch, config):
-    """In evaluation, a batch that hides nothing yet (of the training split) is masked as `losses.visible_ids` does."""
+    """Mask an unmasked batch (of the training split) in evaluation, as `losses.visible_ids` does."""
     if module.training or "inputs" in batch:
         return batch
     from jaxtrain.systems.set_completion.losses import visible_ids
@@ -95,8 +95,11 @@ def call_features(module, batch):
 
 
 def loss_features(module, batch, config):
-    """Evaluation: the loss on the batch's own pooled vectors. Training: on rows of the buffer that they go into, and 0
-    until it holds sae.steps_before_train; the usage average moves. Coefficients are those that the schedules end at."""
+    """Return the autoencoder's loss with the config's base coefficients.
+
+    In evaluation it is on the batch's own pooled vectors. In training they go into the buffer and the loss is on rows
+    of it, or 0 until it holds sae.steps_before_train rows; usage_ema is updated.
+    """
     settings, sae = config.sae, module.sae
     with torch.no_grad():
         tokens, weapon, hidden, present = inputs_of(module.primary, as_evaluated(module, batch, config))
@@ -116,5 +119,5 @@ def loss_features(module, batch, config):
 
 
 def after_update_features(module, updates, config):
-    """Unit columns again. Dead features are not resampled here."""
+    """Renormalise the decoder's columns. Dead features are not resampled here."""
     module.sae.normalize_decoder()

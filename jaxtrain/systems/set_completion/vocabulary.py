@@ -1,4 +1,4 @@
-"""The language of builds: gear slots, ability names, cumulative tokens, and the files that number them."""
+"""Vocabulary of builds: gear slots, ability names, cumulative tokens, and the vocabulary files."""
 
 import json
 import pathlib
@@ -35,25 +35,25 @@ STANDARD = (
     "sub_resistance_up",
     "swim_speed_up",
 )
-THRESHOLDS = (3, 6, 12, 15, 21, 29, 38, 51, 57)  # ability points at which a standard ability gets its next token
+THRESHOLDS = (3, 6, 12, 15, 21, 29, 38, 51, 57)  # ability points from which on a standard ability has the next token
 TOKENS = MAIN_ONLY + tuple(f"{name}_{ap}" for name in STANDARD for ap in THRESHOLDS)
 
 
 def default_vocabulary() -> dict[str, int]:
-    """The published 140 tokens: 12 main-only, 126 standard, <NULL>, <PAD>."""
+    """Return the published vocabulary of 140 tokens: 12 main-only, 126 standard, <NULL>, <PAD>."""
     return {token: i for i, token in enumerate((*TOKENS, NULL, PAD))}
 
 
 def thresholds_up_to(family: str, ap: int) -> list[str]:
-    """Tokens are cumulative: 13 points of swim speed are swim_speed_up_3, _6 and _12."""
+    """Return the tokens of `ap` points, which are cumulative: 13 of swim speed are swim_speed_up_3, _6 and _12."""
     return [f"{family}_{threshold}" for threshold in THRESHOLDS if threshold <= ap]
 
 
 def tokenize_build(points: Mapping[str, int]) -> list[str]:
-    """Tokens of a build {ability: points}. An empty build is ["<NULL>"]; a main-only ability counts by its presence;
-    names that the game does not have are passed over.
+    """Return the tokens of a build {ability: points}; ["<NULL>"] for an empty build.
 
-    Raises ValueError for more than 57 points or a value that is no integer.
+    A main-only ability gets its token for any number of points; unknown names are ignored. Raises ValueError for more
+    than 57 points or a float value.
     """
     if not points:
         return [NULL]
@@ -71,10 +71,10 @@ def tokenize(
     ability_to_id: Mapping[str, int] | None = None,
     weapon_to_id: Mapping[str, int] | None = None,
 ) -> tuple[list[list[int]], list[int], dict[str, int], dict[str, int]]:
-    """Tag strings ("comeback swim_speed_up_3 weapon_id_40") to ids: token ids per row, weapon ids, both vocabularies.
+    """Convert tag strings ("comeback swim_speed_up_3 weapon_id_40") to ids.
 
-    A new ability takes the next free number; <PAD> is taken out first and put back at the end, so a vocabulary that
-    is extended moves its <PAD> and gives the old number away: extend one only before training.
+    Returns token ids per row, weapon ids and both vocabularies. A new ability takes the next free id; <PAD> is removed
+    first and appended last, so extending a vocabulary moves <PAD> and reuses its id: do it only before training.
     """
     abilities = {token: i for token, i in (ability_to_id or {}).items() if token != PAD}
     weapons = {name.rsplit("_", 1)[-1]: i for name, i in (weapon_to_id or {}).items()}
@@ -87,7 +87,10 @@ def tokenize(
 
 
 def read_vocabulary(path: str | pathlib.Path, needs: Sequence[str] = ()) -> dict[str, int]:
-    """A JSON object token -> id with the ids 0 .. V-1. Raises UserError for anything else, or a missing token."""
+    """Read a JSON object token -> id with the ids 0 .. V-1.
+
+    Raises UserError for a missing file, other content, or a missing token of `needs`.
+    """
     path = pathlib.Path(path)
     if not path.is_file():
         raise UserError(

@@ -1,6 +1,6 @@
-"""Any torch.nn.Module as a task: `task: torch_module`, with the module, its dataset and its loss by import path.
+"""Task for any torch.nn.Module: `task: torch_module`, with module, dataset and loss given as import paths.
 
-In Python the same is `Trainer(torch_module, train_dataset, val_dataset, config, loss=...)`.
+The equivalent in Python is `Trainer(torch_module, train_dataset, val_dataset, config, loss=...)`.
 """
 
 from jaxtrain.lazy import lazy

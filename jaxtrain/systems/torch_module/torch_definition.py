@@ -1,4 +1,4 @@
-"""The torch module, Dataset and loss that a YAML file names by import path."""
+"""Import and construct the torch module, Dataset and loss that a YAML file names by import path."""
 
 import functools
 import importlib
@@ -17,7 +17,7 @@ from torch_bridge.training.torch_task import TorchTask
 
 
 def definition_of(config: Any) -> TorchTask:
-    """The definition that a config describes; made once per process and config."""
+    """Return the task's definition for a config; cached, so it is made once per process and config."""
     sections = {name: getattr(config, name).model_dump(mode="json") for name in ("model", "data", "loss", "lora")}
     return _definition(json.dumps({**sections, "seed": config.seed}, sort_keys=True))
 
@@ -45,7 +45,7 @@ def _definition(text: str) -> TorchTask:
 
 
 def build_data(config: Any, split: str) -> Any:
-    """The Dataset of a split, or None."""
+    """Return the data source of a split, or None."""
     return _source(config.data.model_dump(), split)
 
 
@@ -57,7 +57,7 @@ def _source(data: Mapping[str, Any], split: str) -> Any:
 
 
 def find(path: str, key: str) -> Any:
-    """The object at an import path. Raises UserError with the part that is missing."""
+    """Return the object at an import path. Raises UserError that names the missing part."""
     module_name, _, name = path.rpartition(".")
     parts = [name]
     while module_name:
@@ -69,7 +69,7 @@ def find(path: str, key: str) -> Any:
             module_name, _, last = module_name.rpartition(".")
             parts.insert(0, last)
             continue
-        except Exception as error:  # whatever a package does while it is imported
+        except Exception as error:  # importing a package can raise anything
             raise _broken(key, module_name, error) from error
         for part in parts:
             value = _attribute(value, part, key, path, module_name)
@@ -82,7 +82,7 @@ def _attribute(value: Any, name: str, key: str, path: str, module_name: str) -> 
         return getattr(value, name)
     except AttributeError:
         raise UserError(f"{key}: {module_name} has no {name!r} ({path})") from None
-    except Exception as error:  # packages that import a part when it is asked for
+    except Exception as error:  # packages that import their parts lazily
         raise _broken(key, module_name, error) from error
 
 
@@ -95,7 +95,7 @@ def _broken(key: str, module_name: str, error: Exception) -> UserError:
 
 
 def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:
-    """Import the object at a path and call it. Raises UserError if the arguments do not fit."""
+    """Import the object at a path and call it. Raises UserError if the arguments do not fit or the call fails."""
     made = find(path, key)
     try:
         return made(**kwargs)
@@ -103,6 +103,6 @@ def construct(path: str, kwargs: Mapping[str, Any], key: str) -> Any:
         raise UserError(f"{key}: {path} does not take these arguments ({', '.join(kwargs)}): {error}") from error
     except UserError:
         raise
-    except Exception as error:  # whatever the user's own code does
+    except Exception as error:  # the user's code can raise anything
         words = " ".join(str(error).split())[:300]
         raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error

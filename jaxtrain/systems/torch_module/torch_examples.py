@@ -1,4 +1,4 @@
-"""Modules and Datasets for the example configurations and the tests: small, offline, deterministic."""
+"""Modules and Datasets for the example configs and the tests: small, offline, deterministic."""
 
 import difflib
 import importlib.util
@@ -17,7 +17,7 @@ from jaxtrain.errors import UserError
 
 
 class DigitsNet(nn.Module):
-    """A small classifier of 8 x 8 digits: convolution, attention over rows, dropout. image: float [batch, 1, 8, 8]."""
+    """Small classifier of 8 x 8 digits: convolution, attention over rows, dropout. image: float [batch, 1, 8, 8]."""
 
     def __init__(self, width: int = 16, classes: int = 10, dropout: float = 0.1):
         super().__init__()
@@ -33,7 +33,7 @@ class DigitsNet(nn.Module):
 
 
 class Named(Dataset):
-    """A Dataset of dicts from named tensors."""
+    """Dataset of dicts, from named tensors."""
 
     def __init__(self, **columns: torch.Tensor):
         self.columns = columns
@@ -49,7 +49,7 @@ SPLITS = {"train": (0, 1437), "validation": (1437, 1617), "test": (1617, 1797)}
 
 
 def digits(split: str, size: int = 8, channels: int = 1, limit: int | None = None) -> Dataset:
-    """scikit-learn's digits as {image: float [channel, size, size], label: int}; larger sizes repeat pixels."""
+    """Return scikit-learn's digits as {image: float [channel, size, size], label: int}; larger sizes repeat pixels."""
     images, labels = load_digits()
     start, end = SPLITS[split]
     chosen = slice(start, end if limit is None else min(end, start + limit))
@@ -59,14 +59,16 @@ def digits(split: str, size: int = 8, channels: int = 1, limit: int | None = Non
 
 
 def digits_tuples(split: str, limit: int | None = None) -> Dataset:
-    """As `digits`, as the tuples of a TensorDataset."""
+    """Return `digits` as a TensorDataset of (image, label) tuples."""
     named = digits(split, limit=limit)
     return TensorDataset(named.columns["image"], named.columns["label"])
 
 
 def keywords(split: str, samples: int = 256, length: int = 16, vocabulary: int = 100, labels: int = 2) -> Dataset:
-    """Sentences of random tokens, padded; the label says which of a few keywords is in it. For text classifiers:
-    {input_ids, attention_mask: int [length], labels: int}."""
+    """Return padded sentences of random tokens for text classifiers; the label is the keyword that a sentence contains.
+
+    Items are {input_ids, attention_mask: int [length], labels: int}.
+    """
     rng = np.random.default_rng(["train", "validation", "test"].index(split))
     tokens = rng.integers(10 + labels, vocabulary, (samples, length))
     wanted = rng.integers(0, labels, samples)
@@ -82,10 +84,10 @@ def keywords(split: str, samples: int = 256, length: int = 16, vocabulary: int =
 
 
 def hugging_face(head: str, name: str | None = None, model_type: str | None = None, **settings: Any) -> nn.Module:
-    """A transformers model: `head` is an Auto class ("AutoModelForSequenceClassification").
+    """Return a transformers model. head: name of an Auto class, like "AutoModelForSequenceClassification".
 
-    name: a model of the hub or a local folder, with its weights. model_type ("bert", "llama", ...) instead: random
-    weights. settings: entries of its configuration. Raises UserError for a model that is not to be had.
+    name: a hub id or local folder, for pretrained weights. model_type ("bert", "llama", ...): instead of name, for
+    random weights. settings: entries of its config. Raises UserError if the class or the model cannot be found.
     """
     declare_torchvision()
     if name is not None and not pathlib.Path(name).expanduser().is_dir():
@@ -117,7 +119,7 @@ def _line(error: Exception) -> str:
 
 
 def timm(model_name: str, **settings: Any) -> nn.Module:
-    """A model of timm, `timm.create_model(model_name, **settings)`."""
+    """Return `timm.create_model(model_name, **settings)`. Raises UserError without timm, and for an unknown model."""
     declare_torchvision()
     try:
         import timm
@@ -131,9 +133,11 @@ def timm(model_name: str, **settings: Any) -> nn.Module:
 
 
 def declare_torchvision() -> None:
-    """timm and transformers import torchvision, whose wheel from PyPI is built for CUDA. Beside a CPU build of torch
-    its kernels do not load, and its import then fails for two operators that it expects to be declared; models use
-    none of them."""
+    """Make torchvision importable with a CPU build of torch, by declaring two operators that its import expects.
+
+    timm and transformers import torchvision, whose wheel from PyPI is built for CUDA. With a CPU build of torch its
+    kernels do not load, and its import fails because the two operators are missing. Models use neither.
+    """
     if importlib.util.find_spec("torchvision") is None:
         return
     try:

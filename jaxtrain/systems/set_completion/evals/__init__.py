@@ -1,1 +1,1 @@
-"""Evaluations of a trained model: what `jaxtrain.evaluate` writes beside the metrics."""
+"""Evaluation reports of a trained model: the files that `jaxtrain.evaluate` writes next to the metrics."""

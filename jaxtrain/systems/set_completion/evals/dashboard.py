@@ -1,4 +1,4 @@
-"""The features of an autoencoder as one HTML file: no script, no style sheet, no picture comes from elsewhere."""
+"""Write the features of an autoencoder as one self-contained HTML file: no external script, style sheet or picture."""
 
 import html
 import pathlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jaxtrain.systems.set_completion.evals.feature_report import Feature, FeatureReport
 
-# The policy forbids the page every request, so a browser enforces what this module promises.
+# The content security policy forbids all requests, so the browser enforces that the page is self-contained.
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -34,7 +34,7 @@ svg rect {{ fill: #4a7ab5; }}
 
 
 def write_dashboard(report: FeatureReport, path: pathlib.Path, title: str) -> pathlib.Path:
-    """Write the page; its size grows with the features described, about 4 kB each."""
+    """Write the page and return its path; it takes about 4 kB per described feature."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = [_HEAD.format(title=html.escape(title)), f"<h1>{html.escape(title)}</h1>", _summary(report)]
     parts += ["<h2>How often features are on</h2>", _density_histogram(report.features)]

@@ -1,4 +1,4 @@
-"""Measure every feature of an autoencoder over a whole split: the numbers behind the dashboard."""
+"""Measure every feature of an autoencoder over a whole split; the dashboard shows the results."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ BINS = 24
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """density: share of the sets that turn it on. histogram: counts of its positive values in BINS steps up to peak.
-    examples: (value, weapon, tokens shown) of the sets that turn it on most. raises, lowers: (token, change of its
-    logit per unit)."""
+    """Measurements of one feature. density: share of sets that activate it. histogram: counts of its positive values in
+    BINS steps up to peak. examples: (value, weapon, tokens shown) of the sets that activate it most. raises, lowers:
+    (token, change of its logit per unit)."""
 
     number: int
     density: float
@@ -40,7 +40,7 @@ class FeatureReport:
     sets: int
     alive: int
     dead: int
-    features: list[Feature]  # by falling density; dead ones are only counted
+    features: list[Feature]  # by descending density, without dead ones
 
 
 def measure(model, source: ArraySource, config, examples: int = 8, tokens: int = 8, most: int = 400) -> FeatureReport:

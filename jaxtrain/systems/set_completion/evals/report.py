@@ -15,8 +15,11 @@ from jaxtrain.systems.set_completion.losses import run_model
 
 
 def completion_report(model, source, config, folder: pathlib.Path) -> list[pathlib.Path]:
-    """completion.json (the frequency baseline; on the synthetic corpus the share of planted rules recovered) and
-    model_params.json (what the original's `SetCompletionModel(**params)` takes)."""
+    """Write completion.json and model_params.json; return their paths.
+
+    completion.json: metrics of the frequency baseline; on the synthetic corpus also the share of planted rules
+    recovered. model_params.json: arguments of the original's `SetCompletionModel(**params)`.
+    """
     result = {"baseline": metrics.baseline(corpus_of(config, "train"), source.columns, config)}
     if config.data.path is None:
         result |= rule_report(model, config)
@@ -25,7 +28,7 @@ def completion_report(model, source, config, folder: pathlib.Path) -> list[pathl
 
 
 def rule_report(model, config) -> dict[str, float]:
-    """Share of the synthetic corpus' planted rules that hold for the model, and for the frequency baseline."""
+    """Return the share of the synthetic corpus' planted rules recovered by the model and by the frequency baseline."""
     made, vocabulary = config.data.synthetic, vocabulary_of(config)
     planted = synthetic.archetypes(made.weapons, made.archetypes, made.seed)
     train = corpus_of(config, "train")
@@ -39,7 +42,7 @@ def rule_report(model, config) -> dict[str, float]:
 
 
 def feature_report(model, source, config, folder: pathlib.Path) -> list[pathlib.Path]:
-    """features.html, the dashboard; features.json, its numbers; sae_run_config.json as the original's tools read it."""
+    """Write features.html (dashboard), features.json (its numbers), sae_run_config.json (for the original's tools)."""
     report = measure(model, source, config)
     title = f"Features of {config.sae.primary or 'a random model'} ({config.run.name or 'sae'})"
     run = {"sae_input_dim": config.model.hidden_dim, "sae_hidden_dim": model.sae.hidden_dim, **config.sae.model_dump()}

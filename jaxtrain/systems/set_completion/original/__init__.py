@@ -1,1 +1,1 @@
-"""The SplatNLP project as its users know it: config files, names, checkpoints, schedules."""
+"""Compatibility with the original SplatNLP project: its config files, names, checkpoints and schedules."""

@@ -1,4 +1,4 @@
-"""The flags of the original's command lines -> settings; the rest have the settings' own last names."""
+"""Map the original's command-line flags to settings; flags not listed here have the name of the setting's last part."""
 
 ONE_UPDATE = "every step makes one update here: data.batch_size is --primary-batch-size / --sae-train-steps"
 POOLED = "the autoencoder always looks at the pooled vector; leave it out"

@@ -1,4 +1,4 @@
-"""The original's names for decoding into legal builds; the search itself is in builds.py and reconstruct.py."""
+"""The original's functions for decoding into legal builds; the search itself is in builds.py and reconstruct.py."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +14,10 @@ Predict = Callable[[list[str], str], Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class AbilityToken:
-    """At least `min_ap` points of a family; read from a token's name where they are left out. <PAD> and <NULL> raise
-    ValueError."""
+    """Ability token: at least `min_ap` points of a family. Missing fields are read from the token's name.
+
+    Raises UserError, a ValueError, for <PAD> and <NULL>.
+    """
 
     name: str
     family: str | None = None
@@ -32,31 +34,32 @@ class AbilityToken:
 
 
 def names_of(capstones: Iterable[str | AbilityToken]) -> list[str]:
-    """Token names of capstones: names, AbilityTokens, or a mapping by name of either."""
+    """Return the token names of capstones: names, AbilityTokens, or a mapping with such keys."""
     return [one.name if isinstance(one, AbilityToken) else one for one in capstones]
 
 
 class Allocator:
-    """Finds the cheapest legal build that reaches its capstones."""
+    """Search for the cheapest legal build that reaches given capstones."""
 
     def allocate(
         self, capstones: Iterable[str | AbilityToken], priority: Mapping[str, float] | None = None
     ) -> tuple[Build, int] | tuple[None, None]:
-        """(build, points beyond what was asked for), or (None, None). priority: family -> worth of a main slot."""
+        """Return (build, overshoot in points), or (None, None). priority: family -> preference for a main slot."""
         return builds.allocate(names_of(capstones), priority)
 
 
 def expand_capstones_to_context(capstones: Iterable[str | AbilityToken]) -> list[str]:
-    """The model's input tokens: with each tier all tiers below it; ["<NULL>"] for no capstone."""
+    """Return the model's input tokens: each tier with all tiers below it; ["<NULL>"] for no capstone."""
     return builds.expand(names_of(capstones))
 
 
 def greedy_closure(
     predict: Predict, weapon_id: str, context: Sequence[str], threshold: float = 0.5
 ) -> tuple[list[AbilityToken], float, dict[str, float]]:
-    """Add every token of at least `threshold` until none says more: (capstones, score, best probability by family).
+    """Add all tokens with a probability of at least `threshold`, until none adds information.
 
-    predict: (tokens, weapon_id) -> {token: probability} in the vocabulary's order.
+    Returns (capstones, score, best probability by family). predict: (tokens, weapon_id) -> {token: probability} in the
+    vocabulary's order.
     """
     found: State = reconstruct.greedy_closure(_one_by_one(predict, weapon_id), context, threshold)
     return [AbilityToken(name) for name in found.tokens], found.score, dict(found.priority)
@@ -74,8 +77,11 @@ def reconstruct_build(
     alpha: Any = None,
     min_new_token_prob: Any = None,
 ) -> list[Build]:
-    """The best `top_k` legal builds that hold the context's tokens, found by a beam search from them and from their
-    greedy closure. max_steps None takes 30. alpha, min_new_token_prob: not used, as in the original."""
+    """Return the best `top_k` legal builds that contain the context's tokens.
+
+    The beam search starts from the context and its greedy closure. max_steps=None means 30. alpha, min_new_token_prob:
+    not used, as in the original.
+    """
     found = reconstruct.reconstruct(_one_by_one(predict, weapon_id), context, beam_size, max_steps, top_k, threshold)
     return [candidate.build for candidate in found]
 

@@ -1,4 +1,4 @@
-"""Early stopping on a validation loss, by the README's rule and by that of the original's code."""
+"""Early stopping on a validation loss, by the rule of the original's README and by that of its code."""
 
 import dataclasses
 import math
@@ -6,12 +6,12 @@ import math
 
 @dataclasses.dataclass
 class EarlyStopping:
-    """Stops after `patience` losses without improvement; `check(loss)`, as the README has it, or a call, as the code.
+    """Early stopping after `patience` losses without improvement; `check(loss)` follows the README, a call the code.
 
-    patience: validations. min_delta, in the original's code delta: improvement over best_loss that counts. An equal
-    loss is an improvement for a call and none for `check`; a NaN is none. tie_is_improvement: the code to the letter,
-    which takes a NaN for a new best. A run of the trainer follows `evaluation.patience` and `evaluation.min_delta`
-    instead. best_score: the best loss with its sign turned; None before the first.
+    patience: number of validations. min_delta (`delta` in the original's code): smallest improvement that counts. An
+    equal loss is an improvement for a call but not for `check`; NaN is none. tie_is_improvement: follow the code
+    exactly, which takes NaN as a new best. best_score: the negated best loss, None before the first. A run of the
+    trainer uses `evaluation.patience` and `evaluation.min_delta` instead.
     """
 
     patience: int = 7
@@ -29,7 +29,7 @@ class EarlyStopping:
             self.min_delta = delta
 
     def check(self, val_loss: float) -> bool:
-        """Take in one loss; True where training should stop now."""
+        """Record one loss; return True if training should stop now."""
         return self._take_in(val_loss, self._improves(val_loss))
 
     def _take_in(self, val_loss: float, improves: bool) -> bool:
@@ -47,12 +47,12 @@ class EarlyStopping:
 
     def _improves(self, loss: float) -> bool:
         if self.tie_is_improvement:
-            # Written as the original compares scores, so that a NaN passes as an improvement.
+            # The original's comparison of scores: with NaN it is False, so NaN counts as an improvement.
             return not self._seen or not (-loss < -self.best_loss + self.min_delta)
         return not math.isnan(loss) and loss < self.best_loss - self.min_delta
 
 
-# The code's name for min_delta. Set here, because in the class it would be the default of the argument.
+# The original code's name of min_delta. Set after the class: inside, it would become the default of the argument.
 EarlyStopping.delta = property(  # type: ignore[assignment]
     lambda self: self.min_delta, lambda self, delta: setattr(self, "min_delta", delta)
 )

@@ -1,4 +1,4 @@
-"""The original's grid_search: a model for every combination of values, trained and scored one after the other."""
+"""The original's grid_search: train and score a model for every combination of values, one after the other."""
 
 import copy
 import dataclasses
@@ -13,8 +13,8 @@ SELECTIONS = ("validation", "test")
 
 
 class GridSearch(NamedTuple):
-    """model: the best one, trained. params: its values. results: of every combination params, history, validation and
-    test scores, in the grid's order."""
+    """Result of a grid search. model: the best one, trained. params: its values. results: params, history, validation
+    and test scores of every combination, in the grid's order."""
 
     model: Any
     params: dict[str, Any]
@@ -35,10 +35,11 @@ def grid_search(
     *,
     select_by: str = "validation",
 ) -> GridSearch:
-    """Train model_class(**fixed_params, **values) for the full product of param_grid; keep the best F1.
+    """Train model_class(**fixed_params, **values) for every combination of param_grid; return the one with the best F1.
 
-    Names of `TrainingConfig`'s fields go there, all others to model_class. select_by: the split whose F1 decides;
-    "test" is the original's, which then is no longer an unseen split. `python -m jaxtrain.tune` searches with pruning.
+    Names of `TrainingConfig`'s fields change the config, all others go to model_class. select_by: the split whose F1
+    decides; "test" is the original's choice, but then the test split is not unseen any more. Raises UserError for
+    another split or an empty grid list. `python -m jaxtrain.tune` searches with pruning.
     """
     import torch
 

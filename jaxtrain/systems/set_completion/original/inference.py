@@ -1,4 +1,4 @@
-"""The original's prediction functions on a torch model: token probabilities by name."""
+"""The original's prediction function for torch models: token probabilities by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ def build_predict_abilities(
     device: Any = "cpu",
     output_type: str = "dict",
 ) -> Callable[..., Any]:
-    """A function (model, tokens, weapon_id, bypass=False, no_change=False) -> the probability of every token.
+    """Return a function (model, tokens, weapon_id, bypass=False, no_change=False) -> probabilities of all tokens.
 
-    tokens: names; weapon_id: "weapon_id_40". hook: a SetCompletionHook on the model's output layer, whose mode the call
-    sets. output_type: dict (in id order), df (a pandas frame, most likely first) or labels (names of at least one
-    half). Raises UserError for a name that is not in the vocabularies.
+    tokens: names; weapon_id: like "weapon_id_40". hook: a SetCompletionHook on the model's output layer; each call sets
+    its mode. output_type: dict (in id order), df (a pandas frame, most likely first) or labels (names with a
+    probability of at least 0.5). Raises UserError for another output_type or an unknown name.
     """
     if output_type not in OUTPUTS:
         raise UserError(f"output_type: got {output_type!r}, wanted one of {', '.join(OUTPUTS)}")

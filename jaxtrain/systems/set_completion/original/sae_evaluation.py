@@ -1,4 +1,4 @@
-"""How well an autoencoder stands in for a model's pooled vector: the original's scores, in torch."""
+"""Score how well an autoencoder reconstructs a model's pooled vectors, with the original's metrics, in torch."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ TARGETS = ("masked_mean", "token_ff")
 
 
 class ActivationHook:
-    """Keeps what went through a place of a model in its last call, as `activation`; `remove()` takes it out again."""
+    """Forward hook that keeps a module's input or output of the last call as `activation`; `remove()` removes it."""
 
     def __init__(self, module: Any, before: bool):
         self.activation: torch.Tensor | None = None
@@ -38,8 +38,12 @@ def setup_hook(
     feedforward_module_index: int = -1,
     target: str = "masked_mean",
 ) -> ActivationHook:
-    """Record the pooled vector [batch, hidden] that enters output_layer (masked_mean), or the output [batch, token,
-    width] of a module of a layer's feedforward (token_ff), which `train_sae_model` does not train on."""
+    """Register and return an ActivationHook.
+
+    target: masked_mean records the pooled vector [batch, hidden], the input of output_layer; token_ff the output
+    [batch, token, width] of a module of a layer's feedforward, on which `train_sae_model` does not train. Raises
+    UserError for another target.
+    """
     if target not in TARGETS:
         raise UserError(f"target: got {target!r}, wanted one of {', '.join(TARGETS)}")
     if target == "masked_mean":
@@ -48,7 +52,7 @@ def setup_hook(
 
 
 def padding_of(model: Any, vocab: Mapping[str, int] | None, pad_token: str) -> int:
-    """The id that fills up batches: the vocabulary's, else the model's."""
+    """Return the padding id: the vocabulary's, or the model's without one. Raises UserError if neither has it."""
     found = vocab.get(pad_token) if vocab else getattr(model, "pad_token_id", None)
     if found is None:
         raise UserError(f"the padding is not known: give vocab with {pad_token!r}, or a model with pad_token_id")
@@ -56,7 +60,7 @@ def padding_of(model: Any, vocab: Mapping[str, int] | None, pad_token: str) -> i
 
 
 class Activations:
-    """Batches of a loader with the pooled vectors [row, width] that the model gives for them, and its logits."""
+    """Iterate over (hooked activations, logits, batch) of a loader's batches."""
 
     def __init__(self, model: Any, batches: Iterable, pad: int, hook: ActivationHook):
         self.model, self.batches, self.pad, self.hook = model, batches, pad, hook
@@ -73,7 +77,7 @@ class Activations:
 
 @contextlib.contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, without gradients; each module's own mode afterwards."""
+    """Set modules to eval mode, without gradients, inside the context; restore each module's mode afterwards."""
     modes = [module.training for module in modules]
     for module in modules:
         module.eval()
@@ -86,7 +90,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 class _Sums:
-    """Means of named numbers, each call weighted by its rows."""
+    """Running means of named numbers, weighted by the number of rows of each call."""
 
     def __init__(self):
         self.sums: dict[str, float] = {}
@@ -110,10 +114,10 @@ def evaluate_sae_model(
     description: str = "Validation",
     dead_neuron_threshold: float = 1e-6,
 ) -> dict[str, float]:
-    """Score reconstructions of the pooled vectors of a loader's batches (inputs, weapons, ...), by rows.
+    """Score the reconstructions of the pooled vectors of a loader's batches (inputs, weapons, ...).
 
-    Gives <description>_mse_loss, _l1_loss (mean L1 norm of a row's features), _l0_sparsity (share of features above
-    the threshold), _feature_magnitude, _miracle_distance, num_eval_batches, num_eval_activations.
+    Returns <description>_mse_loss, _l1_loss (mean L1 norm of a row's features), _l0_sparsity (share of features above
+    the threshold), _feature_magnitude, _miracle_distance, num_eval_batches, num_eval_activations; means are over rows.
     """
     hook = setup_hook(primary_model)
     sums = _Sums()
@@ -147,8 +151,11 @@ def evaluate_reconstruction_impact(
     vocab: Mapping[str, int] | None = None,
     pad_token: str = "<PAD>",
 ) -> dict[str, float]:
-    """Compare the model's logits with those from reconstructed pooled vectors: mean squared error, cosine, KL in nats;
-    cross-entropy and top-1 against the first id of each target set. Batches: (inputs, weapons, targets, ...)."""
+    """Compare the model's logits with those from reconstructed pooled vectors.
+
+    Returns mean squared error, cosine similarity, KL in nats, and cross-entropy and top-1 accuracy against the first id
+    of each target set. Batches: (inputs, weapons, targets, ...).
+    """
     pad = padding_of(primary_model, vocab, pad_token)
     hook = setup_hook(primary_model)
     all_rows, scored = _Sums(), _Sums()

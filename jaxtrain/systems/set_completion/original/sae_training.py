@@ -1,6 +1,6 @@
-"""The original's training of a sparse autoencoder on a frozen model's pooled vectors, in torch and on torch objects.
+"""The original's training of a sparse autoencoder on a frozen model's pooled vectors, in torch.
 
-`task: set_completion.sae` is the engine's way of doing the same: compiled, sharded, resumable.
+`task: set_completion.sae` does the same in the engine: compiled, sharded, resumable.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ QUANTILES = (10, 25, 50, 75, 90, 95, 99)
 
 @dataclasses.dataclass(frozen=True)
 class Coefficients:
-    """The two coefficients of the loss as functions of the number of updates made."""
+    """Coefficients of the loss as functions of the number of updates."""
 
     l1_base: float
     l1_start: float
@@ -40,13 +40,14 @@ class Coefficients:
     usage_period_steps: int
 
     def l1(self, step: int) -> float:
-        """From l1_start straight to l1_base in l1_warmup_steps."""
+        """Return the L1 coefficient: linear from l1_start to l1_base in l1_warmup_steps, then l1_base."""
         if step < self.l1_warmup_steps:
             return self.l1_start + (self.l1_base - self.l1_start) * step / self.l1_warmup_steps
         return self.l1_base
 
     def usage(self, step: int) -> float:
-        """From usage_floor to usage_base in usage_warmup_steps, then a cosine that dips to the floor every period."""
+        """Return the usage coefficient: linear from usage_floor to usage_base in usage_warmup_steps, then a cosine that
+        dips to the floor once per period."""
         height = self.usage_base - self.usage_floor
         if step < self.usage_warmup_steps:
             return self.usage_floor + height * step / self.usage_warmup_steps
@@ -81,15 +82,14 @@ def train_sae_model(
     l1_start: float = 0.0,
     exact_fill_bug: bool = False,
 ) -> tuple[list[dict[str, Any]], SparseAutoencoder]:
-    """Train sae_model on the pooled vectors of primary_model, which stays as it is: (history, sae_model).
+    """Train sae_model on the pooled vectors of primary_model, which does not change; return (history, sae_model).
 
-    train_dl: batches (inputs, weapons, ...). val_dl: batches with targets too, scored after every epoch. sae_config:
-    base values of the coefficients and the threshold of a dead feature; None takes the autoencoder's. hook: what
-    `setup_hook` gives; the pooled vectors' if left out. steps_before_train: rows in the buffer before the first update;
-    then every batch makes sae_train_steps of them, whose rate falls on a cosine to a tenth. resample_steps: updates
-    after which dead features start afresh. exact_fill_bug: count a buffer that is filled to its end as empty, as the
-    original does. history: a dict per update, then per epoch is_validation_standard, is_validation_impact and
-    is_epoch_summary.
+    train_dl: batches (inputs, weapons, ...). val_dl: batches that include targets, evaluated after every epoch.
+    sae_config: base values of the coefficients and the threshold of a dead feature; by default the autoencoder's. hook:
+    a result of `setup_hook`; by default that of the pooled vectors. steps_before_train: rows in the buffer before the
+    first update; then every batch makes sae_train_steps updates, with a cosine learning rate down to a tenth.
+    resample_steps: updates after which dead features are reinitialised. exact_fill_bug: see ActivationBuffer. history:
+    a dict per update, then per epoch the entries is_validation_standard, is_validation_impact and is_epoch_summary.
     """
     run = _Run(sae_model, sae_config, lr, gradient_clip_val, resample_steps, resample_weight, resample_bias)
     base = run.config
@@ -128,7 +128,7 @@ def train_sae_model(
 
 
 def _drawn(buffer: ActivationBuffer, batch_size: int, count: int) -> Iterable[torch.Tensor]:
-    """`count` batches of the shuffled buffer, which begins anew when it is used up."""
+    """Yield `count` batches of the shuffled buffer; it is shuffled again when exhausted."""
     given = 0
     while given < count:
         loader: Any = buffer.get_loader(batch_size, shuffle=True)
@@ -140,7 +140,7 @@ def _drawn(buffer: ActivationBuffer, batch_size: int, count: int) -> Iterable[to
 
 
 class _Run:
-    """The autoencoder's optimizer, its schedule and what is recorded."""
+    """Training state: the autoencoder, its optimizer and schedule, and the history."""
 
     def __init__(self, sae, config, lr, clip, resample_steps, resample_weight, resample_bias):
         names = [field.name for field in dataclasses.fields(SAEConfig)]
@@ -157,7 +157,7 @@ class _Run:
         self.scheduler = make(self.optimizer, T_max=max(1, total_steps), eta_min=0.1 * self.lr)
 
     def step(self, rows: torch.Tensor, coefficients: Coefficients, buffer: ActivationBuffer, place: dict) -> None:
-        """One update on rows [row, width], recorded; resampling where it is due."""
+        """Make one update on rows [row, width], resample dead features if due, and append to the history."""
         usage, l1 = coefficients.usage(self.steps), coefficients.l1(self.steps)
         self.sae.usage_coeff, self.sae.l1_coefficient = usage, l1
         found = self.sae.training_step(rows, self.optimizer, self.clip)
@@ -177,7 +177,7 @@ class _Run:
 
     @torch.no_grad()
     def resample(self, rows: torch.Tensor) -> int:
-        """Point every dead feature at a row that is reconstructed badly; gives how many there were."""
+        """Set the direction of every dead feature to a badly reconstructed row; return the number of dead features."""
         sae, threshold = self.sae, self.config.dead_neuron_threshold
         dead = torch.where(sae.usage_ema < threshold)[0]
         if not len(dead):
@@ -200,7 +200,7 @@ class _Run:
 
 
 def _judged(primary, sae, val_dl, vocab, pad_token, config: SAEConfig, place: dict) -> list[dict[str, Any]]:
-    """The entries of the history after an epoch."""
+    """Return the history's entries after an epoch: validation scores and usage summary."""
     found = []
     distance = {}
     if val_dl is not None:

@@ -1,4 +1,4 @@
-"""The names of the original's README and code, for scripts that change only their imports."""
+"""Functions of the original under its names, for scripts that change only their imports."""
 
 import json
 import pathlib
@@ -10,20 +10,20 @@ from jaxtrain.systems.set_completion.original import training
 
 
 def DistributedDataParallel(module, *arguments, **options):
-    """The module as it is: the trainer replicates it and averages its gradients (`shard.strategy: ddp`)."""
+    """Return the module unchanged: the trainer replicates it and averages gradients itself (`shard.strategy: ddp`)."""
     return module
 
 
 def DataLoader(dataset, *arguments, non_blocking: bool = True, **options) -> torch.utils.data.DataLoader:
-    """torch's own, which Trainer takes as it is. non_blocking: transfers never block; torch's own refuses the name."""
+    """Return torch's DataLoader, which Trainer takes. non_blocking: ignored; torch's own does not accept it."""
     return torch.utils.data.DataLoader(dataset, *arguments, **options)
 
 
 def fit(model=None, train_data=None, val_data=None, config=None, *arguments, **options):
-    """Train to the end with early stopping and schedule.
+    """Train to the end with early stopping and schedule; return the result of the function that trains.
 
-    config: a TrainingConfig of the original's makes it `train_model`, with what that takes; one of jaxtrain, or none,
-    is `jaxtrain.Trainer(model, train_data, val_data, config).train()`, whose history it gives.
+    config: with the original's TrainingConfig it calls `train_model` with all arguments; with jaxtrain's, or None, it
+    calls `jaxtrain.Trainer(model, train_data, val_data, config).train()`, which returns the history.
     """
     if isinstance(config, training.TrainingConfig):
         return training.train_model(model, train_data, val_data, config, *arguments, **options)
@@ -34,8 +34,11 @@ def fit(model=None, train_data=None, val_data=None, config=None, *arguments, **o
 
 
 def save_artifacts(config, state: dict, folder: str | pathlib.Path) -> list[pathlib.Path]:
-    """The original's files from an exported state dict: model.pth and model_params.json, or, of the `sae` task,
-    sae_model_final.pth and sae_run_config.json too. Tensors stay as they are."""
+    """Write the original's files from an exported state dict; return their paths.
+
+    They are model.pth, model_params.json and training_args.json; for the `sae` task sae_model_final.pth and
+    sae_run_config.json too. Tensors are not changed.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parts = {"model.pth": state}

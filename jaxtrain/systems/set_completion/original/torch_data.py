@@ -1,4 +1,4 @@
-"""The original's data functions in its call form: pandas frames in, torch Datasets and DataLoaders out."""
+"""The original's data functions with its arguments: from pandas frames to torch Datasets and DataLoaders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from jaxtrain.systems.set_completion.data import split_rows
 
 
 class SetDataset(masking.SetDataset, Dataset):
-    """masking.SetDataset with torch tensors: (visible ids, [weapon], full set), int64 and ragged."""
+    """masking.SetDataset with torch tensors as items: (visible ids, [weapon], full set), int64 and ragged."""
 
     def __init__(self, df, vocab_size=None, num_instances_per_set=5, skew_factor=1.2, null_token: int | None = None):
         super().__init__(df, vocab_size, num_instances_per_set, skew_factor, null_token)
@@ -25,7 +25,10 @@ class SetDataset(masking.SetDataset, Dataset):
 
 
 def create_collate_fn(pad_token_id: int):
-    """Items of SetDataset -> (inputs, weapons, targets, attention_mask), right-padded; mask True = real token."""
+    """Return a collate function for SetDataset's items.
+
+    It returns (inputs, weapons, targets, attention_mask), padded on the right; the mask is True for real tokens.
+    """
 
     def collate(items):
         inputs, weapons, targets = zip(*(tuple(map(torch.as_tensor, item)) for item in items), strict=True)
@@ -44,8 +47,10 @@ def generate_tokenized_datasets(
     validation_size: float = 0.1,
     test_size: float = 0.2,
 ):
-    """(train, validation, test) frames: a shuffled fraction of the rows, cut into contiguous pieces. Rows keep their
-    index."""
+    """Return (train, validation, test) frames: a shuffled fraction of the rows, cut into contiguous pieces.
+
+    Rows keep their index.
+    """
     pieces = split_rows(len(df), frac, random_state, validation_size, test_size)
     return tuple(df.iloc[pieces[name]] for name in ("train", "validation", "test"))
 
@@ -64,12 +69,11 @@ def generate_dataloaders(
     distributed: bool = False,
     **options: Any,
 ) -> tuple[DataLoader, DataLoader, DataLoader]:
-    """Loaders of SetDatasets over three frames; the training rows are shuffled.
+    """Return DataLoaders of SetDatasets over three frames; only the training rows are shuffled.
 
-    options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: of the
-    training loader, whose last, incomplete batch other epochs make up for; the original drops that of validation and
-    test too, rows that are then never counted. distributed: a DistributedSampler over JAX's processes, which
-    `train_model` tells each epoch.
+    options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: applies to the
+    training loader only. The original drops the last incomplete batch of validation and test too, so those rows never
+    count. distributed: use a DistributedSampler over JAX's processes; `train_model` sets its epoch.
     """
     options = {"batch_size": 32, "num_workers": 0, **options}
     options.pop("shuffle", None)
@@ -85,14 +89,14 @@ def generate_dataloaders(
 
 
 def _share(dataset: Dataset, shuffle: bool) -> DistributedSampler:
-    """This process's part of the rows."""
+    """Return a sampler of this process's part of the rows."""
     return DistributedSampler(dataset, jax.process_count(), jax.process_index(), shuffle)
 
 
 def tokenize(df, ability_to_id: Mapping[str, int] | None = None, weapon_to_id: Mapping[str, int] | None = None):
-    """(frame with lists of token ids and weapon ids, ability_to_id, weapon_to_id) of a frame of tag strings.
+    """Return (frame with lists of token ids and weapon ids, ability_to_id, weapon_to_id) for a frame of tag strings.
 
-    The vocabularies are extended by what is new; see vocabulary.tokenize.
+    The vocabularies are extended by new names; see vocabulary.tokenize.
     """
     rows, weapons, abilities, weapon_vocabulary = vocabulary.tokenize(
         list(df["ability_tags"]), list(df["weapon_id"]), ability_to_id, weapon_to_id

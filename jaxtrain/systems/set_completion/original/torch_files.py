@@ -1,4 +1,4 @@
-"""The original's files, of a run: epochs, the best model, its arguments and the history of its metrics."""
+"""Write the original's files during a run: epoch checkpoints, the best model, its arguments, the metrics history."""
 
 import json
 import pathlib
@@ -12,9 +12,9 @@ METRICS = ("loss", "f1", "precision", "recall", "hamming")
 
 
 def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Mapping[str, Any]) -> None:
-    """Write what is due: epoch_NNN.pth (model_state_dict, optimizer_state_dict, epoch, best_val_loss, scheduler, step),
-    and, of the best weights so far, what `save_artifacts` writes. metrics_history.json follows the run.
+    """Write epoch_NNN.pth if due, the files of `save_artifacts` for the best weights, and metrics_history.json.
 
+    epoch_NNN.pth holds model_state_dict, optimizer_state_dict, scheduler_state_dict, epoch, step and best_val_loss.
     state: the training state as `jaxtrain.export --optimizer` has it. known: see TorchTwin.checkpoint.
     """
     losses = [entry["loss"] for entry in known["val_history"] if entry["loss"] == entry["loss"]]

@@ -1,4 +1,4 @@
-"""The original's training functions on torch objects: every step is one compiled call, the loop is yours."""
+"""The original's training functions on torch objects; every step is one compiled call, the loop is plain Python."""
 
 import copy
 import dataclasses
@@ -22,22 +22,22 @@ from torch_bridge.lowering.recording.ready import is_mock
 
 METRICS = ("loss", "f1", "precision", "recall", "hamming")
 COUNTS = ("tp", "fp", "fn")
-MULTIPLE = 8  # SetCompletionModel's inputs are padded to a multiple of it: few shapes, few compilations
+MULTIPLE = 8  # pad SetCompletionModel's inputs to a multiple of it, so that few shapes are compiled
 STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> reference to its last Step
 
 
 class EmptyLoader(UserError, ZeroDivisionError):
-    """Raised for a pass without a batch, where the original divides by their number."""
+    """Raised for an epoch without batches, where the original raises ZeroDivisionError."""
 
 
 def convert_ddp_state(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """Strip one leading `module.` from every key, order kept."""
+    """Strip one leading `module.` from every key, keeping the order."""
     return OrderedDict((key.removeprefix("module."), value) for key, value in state.items())
 
 
 @dataclasses.dataclass
 class TrainingConfig:
-    """The original's settings of `train_model`. device: `auto` becomes cuda where there is one, else cpu."""
+    """The original's settings of `train_model`. device: `auto` becomes cuda if available, else cpu."""
 
     num_epochs: int = 10
     patience: int = 3
@@ -55,7 +55,7 @@ class TrainingConfig:
 
 
 def create_multi_hot_targets(targets: torch.Tensor | Sequence, vocab: Mapping[str, int], pad_token: str = "<PAD>"):
-    """float [batch, len(vocab)]: 1 where an id is in the row; the padding counts nowhere."""
+    """Return float [batch, len(vocab)] with 1 for each id of the row; padding is ignored."""
     pad = vocab.get(pad_token)
     if not isinstance(targets, torch.Tensor):
         rows = [torch.as_tensor(row, dtype=torch.long) for row in targets]
@@ -66,8 +66,11 @@ def create_multi_hot_targets(targets: torch.Tensor | Sequence, vocab: Mapping[st
 
 
 def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: bool) -> dict[str, torch.Tensor]:
-    """The tensors of a loader's batch (inputs, weapons, targets, ...). Rows without a visible token are left out: their
-    logits would be NaN. padded: to a multiple of MULTIPLE tokens, which SetCompletionModel does not see."""
+    """Return the tensors of a loader's batch (inputs, weapons, targets, ...) by name, with the padding mask.
+
+    Rows without a visible token are left out because their logits would be NaN. padded: pad inputs to a multiple of
+    MULTIPLE tokens, which does not change SetCompletionModel's result.
+    """
     inputs, weapons, targets = batch[:3]
     pad = vocab[pad_token]
     hidden = inputs == pad
@@ -82,14 +85,14 @@ def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: 
 
 
 def counts_of(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """True positives, false positives, false negatives at a probability of one half."""
+    """Return the numbers of true positives, false positives and false negatives at a probability threshold of 0.5."""
     predicted, wanted = logits >= 0, targets > 0.5
     pairs = {"tp": predicted & wanted, "fp": predicted & ~wanted, "fn": ~predicted & wanted}
     return {name: value.sum().float() for name, value in pairs.items()}
 
 
 class Step(StepOrTorch):
-    """One optimizer step of a model: a compiled call, or torch's own where something of it cannot be recorded."""
+    """Optimizer step of a model: one compiled call, or torch's own step if something cannot be recorded."""
 
     def __init__(self, model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any):
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
@@ -118,37 +121,37 @@ def _logits_in_torch(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Ten
 
 
 def hooked(model: Any) -> bool:
-    """Return whether a module of the model has forward hooks, as a SetCompletionHook that keeps what it sees."""
+    """Return True if a module of the model has forward hooks, such as a SetCompletionHook."""
     inside = model.modules() if isinstance(model, torch.nn.Module) else ()
     return any(inner._forward_hooks or inner._forward_pre_hooks for inner in inside)
 
 
 def scaling_of(scaler: Any) -> Any:
-    """A mock itself, whose calls are counted; else True where there is a scaler."""
+    """Return a mock scaler itself, because a test counts its calls; else True if there is a scaler."""
     return scaler if is_mock(scaler) else scaler is not None
 
 
 def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any) -> Step:
-    """The step over these very objects, made once; a new scaler takes the place of the former."""
+    """Return the cached step for these objects, or make a new one if one of them changed; sets the step's scaler."""
     step = last_step(model)
     given = (optimizer, criterion, scaling_of(scaler), hooked(model))
     own = () if step is None else (step.optimizer, step.criterion, step.scaling, step.hooked)
     if step is None or step.clip_norm != clip_norm or any(a is not b for a, b in zip(own, given, strict=True)):
         step = Step(model, optimizer, criterion, clip_norm, scaler)
-        optimizer.compiled_step = step  # which lives as long as the optimizer does
+        optimizer.compiled_step = step  # keeps the step alive as long as the optimizer
         STEPS[model] = weakref.ref(step)
     step.eager.scaler = scaler
     return step
 
 
 def last_step(model: Any) -> Step | None:
-    """The step that trained this model last, if its optimizer is still there."""
+    """Return the step that trained this model last, if its optimizer still exists."""
     reference = STEPS.get(model)
     return None if reference is None else reference()
 
 
 class Sums:
-    """Losses and counts of an epoch."""
+    """Accumulated losses and counts of an epoch."""
 
     def __init__(self):
         self.loss: Any = 0.0
@@ -162,7 +165,7 @@ class Sums:
             self.cells += cells
 
     def metrics(self) -> dict[str, float]:
-        """Mean loss of the batches; micro-averaged f1, precision, recall; hamming, the share of wrong labels."""
+        """Return the batches' mean loss, micro-averaged f1, precision, recall, and hamming (share of wrong labels)."""
         tp, fp, fn = (float(self.counts[name]) for name in COUNTS)
         share = lambda part, whole: part / whole if whole else 0.0
         return {
@@ -189,13 +192,13 @@ def train_epoch(
     global_step: int = 0,
     step_callback: Callable[[int, dict[str, float]], None] | None = None,
 ) -> tuple[dict[str, float], int]:
-    """One pass over the loader's batches (inputs, weapons, targets, ...): (metrics, global_step).
+    """Train on the loader's batches (inputs, weapons, targets, ...) once; return (metrics, global_step).
 
     model: called with (inputs, weapons, key_padding_mask). optimizer, criterion: torch's, or your own. A step is one
-    compiled call; where one of them cannot be recorded, a warning says why and torch runs it. scaler: given, the
-    forward pass is bfloat16; it scales the steps that torch runs. metric_update_interval: batches between two that are
-    counted in the metrics; the last one is. step_callback: called there with (global_step, {"train/loss_step",
-    "train/loss_running", "train/lr"}). ddp: not used; several processes train with `jaxtrain run`.
+    compiled call; if it cannot be recorded, a warning says why and torch runs it. scaler: if given, the forward pass is
+    bfloat16; it scales the loss only in steps that torch runs. metric_update_interval: every so many batches, and at
+    the last one, a batch counts in the metrics and step_callback is called with (global_step, {"train/loss_step",
+    "train/loss_running", "train/lr"}). ddp: not used; `jaxtrain run` trains with several processes.
     """
     _single_process()
     model.train()
@@ -233,10 +236,9 @@ def validate(
     verbose: bool = False,
     ddp: bool = False,
 ) -> dict[str, float]:
-    """Metrics over every batch, in evaluation mode: loss, f1, precision, recall, hamming. The model is in evaluation
-    mode afterwards, as in the original."""
+    """Return loss, f1, precision, recall and hamming over all batches; leaves the model in eval mode, as originally."""
     model.eval()
-    step = None if hooked(model) else last_step(model)  # which has put its weights back into the model
+    step = None if hooked(model) else last_step(model)  # its weights are already in the model
     padded = step.padded if step is not None else False
     sums = Sums()
     for given in _shown(val_dl, verbose, "Validation"):
@@ -257,11 +259,11 @@ def test_model(
     pad_token: str = "<PAD>",  # noqa: PT028 no test
     verbose: bool = False,  # noqa: PT028
 ) -> dict[str, float]:
-    """Metrics of the test split, with the loss that `train_model` trains."""
+    """Return the metrics of the test split, with the loss of `train_model`."""
     return validate(model, test_dl, torch.nn.BCEWithLogitsLoss(), config, vocab, pad_token, verbose)
 
 
-test_model.__test__ = False  # no test, whatever its name: pytest collects by it
+test_model.__test__ = False  # not a test; pytest would collect it by its name
 
 
 def train_model(
@@ -280,10 +282,10 @@ def train_model(
     epoch_callback: Callable[[int, dict, dict], None] | None = None,
     step_callback: Callable[[int, dict[str, float]], None] | None = None,
 ) -> tuple[dict[str, dict[str, list[float]]], Any]:
-    """Train with AdamW, ReduceLROnPlateau and early stopping: (history, model with the weights of the best F1).
+    """Train with AdamW, ReduceLROnPlateau and early stopping; return (history, model with the best F1's weights).
 
-    checkpoint_dir: epoch_001.pth, ... every checkpoint_interval epochs: bare state dicts. epoch_callback: called with
-    (epoch from 1, training metrics, validation metrics). The original returns the last epoch's weights for the best.
+    checkpoint_dir: folder for state dicts epoch_001.pth, ..., every checkpoint_interval epochs. epoch_callback: called
+    with (epoch from 1, training metrics, validation metrics). The original returns the last epoch's weights instead.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(

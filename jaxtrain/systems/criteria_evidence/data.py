@@ -273,7 +273,7 @@ class TextSource(BucketedSource):
         widths = {side: bucket_widths(e.lengths[every], count) for side, e in corpus.examples.texts.items()}
         self.batch_shapes = max(len(found) for found in widths.values())
         self.widths = {side: [found[0]] * (self.batch_shapes - len(found)) + found for side, found in widths.items()}
-        self.need = np.zeros(len(rows), int)  # the bucket of every row
+        self.need = np.zeros(len(rows), int)  # bucket index of every row
         for side, encoded in corpus.examples.texts.items():
             self.need = np.maximum(self.need, np.searchsorted(self.widths[side], encoded.lengths[rows]))
 

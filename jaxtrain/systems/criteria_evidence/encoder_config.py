@@ -16,7 +16,7 @@ KINDS = {
 
 
 class Encoder(Section):
-    """One encoder. Defaults are BERT's; `of(kind, ...)` fills in those of the other kinds."""
+    """Sizes and options of one encoder. The defaults are BERT's; `with_defaults` adds those of the other kinds."""
 
     kind: Literal["bert", "roberta", "deberta"] = "bert"
     model_type: str | None = None  # what config.json says: bert, roberta, xlm-roberta, deberta-v2, ...

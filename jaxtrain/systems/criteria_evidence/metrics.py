@@ -50,7 +50,7 @@ def eval_statistics(outputs: Mapping[str, Any], batch: Mapping[str, Any], config
         rows["starts"], rows["ends"] = decode(*logits, config.decode, jnp.asarray(visible))
         rows["true_starts"], rows["true_ends"] = batch["start_positions"], batch["end_positions"]
     sums = {}
-    if config.compat == "original":  # the mean of batch means, however short the last batch is
+    if config.compat == "original":  # mean of batch means: a short last batch counts fully
         arrays = {key: jnp.asarray(value) for key, value in batch.items()}
         value, weight, _ = losses.combined(outputs, arrays, config.loss.weights)
         sums = {"batch_loss": jnp.where(weight > 0, value, 0.0), "batches": (weight > 0).astype(jnp.float32)}
@@ -70,7 +70,7 @@ def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any
         found = classification_scores(rows["labels"], probabilities.argmax(axis=-1), probabilities)
         classes = {key: float("nan") if value is None else value for key, value in found.items()}
     if "starts" in rows:
-        known = rows["true_starts"] >= 0  # rows kept for their label alone have no span
+        known = rows["true_starts"] >= 0  # rows that were kept only for their label have no span
         positions = [rows[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
         spans = span_scores(*positions) | {"span_f1": span_f1(*positions)}
     own = {"loss": float(sums["batch_loss"] / sums["batches"])} if float(sums.get("batches", 0)) else {}

@@ -60,7 +60,7 @@ def is_assistant(role: str) -> bool:
 
 
 def overlaps(start: int, end: int, spans: Sequence[Span]) -> bool:
-    """Return True if the characters [start, end), which must not be empty, overlap one of the spans."""
+    """Return True if the characters [start, end) overlap one of the spans; False for an empty range."""
     return end > start and any(start < last and end > first for first, last in spans)
 
 

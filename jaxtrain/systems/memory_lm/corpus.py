@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 
-HELD_OUT = 10  # one document in ten is for evaluation
+HELD_OUT = 10  # one document in ten goes to the evaluation split
 SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "pydoc_data")
 
 

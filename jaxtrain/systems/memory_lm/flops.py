@@ -78,7 +78,7 @@ def _memory_layer(config, s: Sizes, length: int) -> float:
     memory = config.memory
     tokens = memory.num_memory_tokens
     read = tokens  # tokens that each query attends to
-    projected = tokens  # tokens that keys and values are made of
+    projected = tokens  # tokens that are projected to keys and values
     router = 0
     if memory.use_chapters:
         per_token = memory.routing_strategy_train in ("token", "prefix")

@@ -55,7 +55,8 @@ def _scan(model, first: int, count: int, hidden, view, rngs):
     graphdef = nnx.split(blocks[0])[0]
     states = [nnx.split(block)[1] for block in blocks]
     leaves = [jnp.stack(each) for each in zip(*map(jax.tree.leaves, states), strict=True)]
-    stacked = jax.tree.unflatten(jax.tree.structure(states[0]), leaves)  # variables hold their own keys
+    # Not jax.tree.map over the states: their structures differ, because every variable is marked with its own key.
+    stacked = jax.tree.unflatten(jax.tree.structure(states[0]), leaves)
     keys = None if rngs is None else jax.random.split(rngs(), count)
 
     def body(hidden, inputs):

@@ -101,7 +101,7 @@ class MemoryModel(nn.Module):
     def place(self, memory, layers: int, width: int, as_set: bool):
         self.memory = memory
         self.reading = get_memory_layer_indices(memory, layers)
-        order = list(set(self.reading)) if as_set else self.reading  # as the original numbers them in optimizer.bin
+        order = list(set(self.reading)) if as_set else self.reading  # the original's order in optimizer.bin
         self.bank_of = get_memory_bank_assignments(memory, self.reading)
         count = max(self.bank_of.values()) + 1 if self.reading else 0
         self.memory_banks = nn.ModuleList(make_bank(memory, memory.memory_dim or width) for _ in range(count))
@@ -128,7 +128,7 @@ class MemoryModel(nn.Module):
 
 
 class MemoryTransformer(MemoryModel):
-    """Model from scratch.
+    """Decoder with memory layers, trained from scratch.
 
     Maps input_ids int [batch, time] to logits [batch, time, vocabulary] and chapter probabilities by memory layer.
     """
@@ -146,7 +146,7 @@ class MemoryTransformer(MemoryModel):
             self.lm_head.weight = self.embed_tokens.weight
 
     def hidden(self, input_ids, view):
-        """[batch, time, width] after the last norm."""
+        """Return the hidden states after the last norm, [batch, time, width]."""
         self.begin(view)
         x = self.embed_tokens(input_ids)
         for i, layer in enumerate(self.layers):
@@ -179,7 +179,7 @@ class MemoryAdapter(MemoryModel):
         )
 
     def hidden(self, input_ids, view):
-        """[batch, time, width] after the last norm."""
+        """Return the hidden states after the last norm, [batch, time, width]."""
         self.begin(view)
         decoder = self.base_model.model
         x = decoder.embed_tokens(input_ids)

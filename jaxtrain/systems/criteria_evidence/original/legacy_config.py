@@ -13,7 +13,7 @@ SCHEDULES = {"constant": "constant", "none": "constant", WARMED: "constant"} | {
     name: name for name in ("cosine", "linear", "cosine_with_restarts", "polynomial")
 }
 SPANS = ("span_em", "span_f1", "start_accuracy", "end_accuracy")
-METRICS = {  # the original's names without val_ or validation_ -> those here; the first is watched where none is named
+METRICS = {  # the original's names without val_ or validation_ -> names here; the first one is monitored by default
     "criteria": {"f1_macro": "f1_macro", "f1": "f1_binary", "auroc_macro": "auroc"}
     | {name: name for name in ("f1_micro", "accuracy", "precision_macro", "recall_macro", "auroc")},
     "evidence": {name: name for name in SPANS},
@@ -205,7 +205,7 @@ def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
     named = str(found.get("early_stopping.metric", "monitor_metric", default=next(iter(known))))
     metric = named.removeprefix("validation_").removeprefix("val_")
     if architecture != "criteria" and metric in METRICS["criteria"] and isinstance(found.get("task"), Mapping):
-        metric = next(iter(known))  # the group `training` watches the classifier, whatever the group `task` says
+        metric = next(iter(known))  # the group `training` monitors the classifier for every task
     if metric not in known:
         raise UserError(f"early_stopping.metric is {named!r}, wanted val_ and one of {', '.join(known)}")
     return {

@@ -241,7 +241,7 @@ class HostLoop:
     def host_tree(self) -> dict[str, Any]:
         """Return the training state of the torch objects in the form that checkpoint_files takes."""
         model, optimizer = self.model, self.optimizer  # type: ignore[attr-defined]
-        arrays: dict[int, Any] = {}  # a tied weight stays one object
+        arrays: dict[int, Any] = {}  # by address, so that a tied weight stays one object
         weights = model.state_dict()
         return {
             "model": {key: arrays.setdefault(x.data_ptr(), to_numpy(x)) for key, x in weights.items()},

@@ -31,7 +31,7 @@ def original_order(name: str, keys: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass
 class TrainingConfig:
-    """The original's training section."""
+    """The original's config section `training`, with its defaults."""
 
     memory_lr: float = 1e-4
     memory_bank_lr: float | None = None

@@ -76,7 +76,7 @@ class Trainer(HostLoop):
         if self._resume == "auto" and config.training.resume_from_checkpoint is not None:
             vars(self).update(run_folders.counters(config.training.resume_from_checkpoint))
         self._newest: Mapping[str, Any] | None = None  # the engine's metrics of the last update
-        self._best_step: int | None = None  # of the best evaluation
+        self._best_step: int | None = None  # step of the best evaluation
         task = dataclasses.replace(find_task(self.settings.task), build_data=datasets.build_data)
         if task.twin is not None:
             task = dataclasses.replace(task, twin=dataclasses.replace(task.twin, checkpoint=self._write_files))

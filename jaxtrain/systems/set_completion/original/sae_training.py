@@ -148,7 +148,7 @@ class _Run:
         self.config = config or SAEConfig(**{name: getattr(sae, name) for name in names})
         self.resample_steps, self.weight, self.bias = frozenset(resample_steps), resample_weight, resample_bias
         self.optimizer = torch.optim.AdamW(sae.parameters(), lr=lr)
-        self.scheduler: Any = None  # by plan()
+        self.scheduler: Any = None  # set by plan()
         self.steps = 0
         self.history: list[dict[str, Any]] = []
 
@@ -184,7 +184,7 @@ class _Run:
             return 0
         sample = rows[: ROWS_PER_DEAD_FEATURE * len(dead)]
         errors = (sae(sample)[0] - sample).square().mean(1)
-        if not errors.sum() >= 1e-12:  # NaN too
+        if not errors.sum() >= 1e-12:  # also True for NaN
             index = torch.randint(len(sample), (len(dead),), device=sample.device)
         else:
             index = torch.multinomial(errors / errors.sum(), len(dead), replacement=True)

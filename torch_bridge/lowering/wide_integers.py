@@ -34,7 +34,7 @@ _KEEPING = _GROWING | set(
     "permute transpose t unsqueeze squeeze slice select split split_with_sizes unbind cat stack repeat flip roll clone "
     "alias detach amax amin max min masked_fill full_like zeros_like ones_like item _local_scalar_dense logical_not "
     "any all copy tril triu lift_fresh_copy slice_scatter select_scatter type_as equal gcd constant_pad_nd "
-    "sort argsort topk".split()
+    "sort argsort topk fill".split()
 )
 _TRUNCATING = ("aten._to_copy.default", "aten.type_as.default")
 _PICKING = set("embedding gather index _unsafe_index index_select take embedding_bag _embedding_bag".split())
@@ -51,6 +51,7 @@ _FLOATING = set(  # torch converts integers to float32 for these
 def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """Return the lowering's result, computed in 64 bits if 32 may not hold it. call.bounds: of the nodes before."""
     name = str(node.target).split(".")[1]
+    args = tuple(list(value) if isinstance(value, list) else value for value in args)  # JAX looks into plain lists only
     bounds = _bounds(name, node, call.bounds, args)
     whole = getattr(node.meta.get("val"), "dtype", None) is torch.int64
     leaves = jax.tree.leaves((args, kwargs))

@@ -25,6 +25,11 @@ class Rule(nn.Module):
         return self.rule(self, ids)
 
 
+def filled(x):
+    x[0, 1:] = x[1, 0]
+    return x
+
+
 RULES = {
     "hash": lambda self, ids: self.table((ids * 2654435761) % 101),
     "hash_of_a_buffer": lambda self, ids: self.table((ids * self.primes).sum(-1) % 101),
@@ -37,9 +42,12 @@ RULES = {
     "sorted": lambda self, ids: torch.sort(ids * 3)[0],
     "order": lambda self, ids: torch.argsort(ids * 3),
     "largest": lambda self, ids: torch.topk(ids * 3, 2)[0],
+    "filled": lambda self, ids: filled(ids * 3),
+    "rows": lambda self, ids: self.table.weight[torch.where(ids * 3 > 100, 0, ids * 3)],
 }
 
 
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
 @pytest.mark.parametrize("name", RULES)
 def test_equals_torch(name):
     module = Rule(RULES[name]).eval()

@@ -35,7 +35,7 @@ class HostLoop:
         self._torch_optimizer: torch.optim.Optimizer | None = None
         self._scheduler: Any = None
         self._made: torch.nn.Module | None = None
-        self._taken: Any = None
+        self._taken: Any = None  # weak reference to the state that the torch objects hold
         self._loaders: dict[str, Any] = {}
         self._replaced: set[str] = set()  # parts that the user has replaced and the engine does not know
         self._on_host = False  # steps were made by this loop, so the engine's state is outdated

@@ -10,6 +10,7 @@ import math
 import pathlib
 import random
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -317,10 +318,9 @@ class Trainer(HostLoop):
         self._start()
 
         program = self.engine.program
-        now = (id(program.state), self._torch_optimizer is not None)
-        if self._taken == now:
+        if self._taken is not None and self._taken() is program.state:
             return
-        self._taken = now
+        self._taken = weakref.ref(program.state)  # not its id: a later state may have the same one
         self._module().load_state_dict(program_state(self.engine))
         if self._torch_optimizer is None or not int(program.state.updates):
             return

@@ -38,7 +38,8 @@ class BatchLoss:
         if first or self.compiled is None or _is_spied(self.model) or _is_spied(self.loss_fn):
             return self._in_torch(batch)
         try:
-            found = self.compiled(batch)
+            with self.autocast():  # not inside: the program would follow all that the trainer's method can reach
+                found = self.compiled(batch)
         except UserError as error:
             return self._give_up(str(error), batch)
         if torch.is_grad_enabled() and not found["loss"].requires_grad:
@@ -51,18 +52,18 @@ class BatchLoss:
         return self._in_torch(batch)
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return forward_terms(self.model, self.loss_fn, self.autocast(), batch)
+        with self.autocast():
+            return forward_terms(self.model, self.loss_fn, batch)
 
     def _compiled(self) -> Callable | None:
         """Return the compiled program, or None if model and loss are not both torch code."""
-        model, loss, autocast = self.model, self.loss_fn, self.autocast
+        model, loss = self.model, self.loss_fn
         if not issubclass(type(model), nn.Module):  # type(), as a mock with a spec passes isinstance
             return None
         if issubclass(type(loss), nn.Module):
-            run = lambda model, loss, batch: forward_terms(model, loss, autocast(), batch)
-            return CompiledCall({"model": model, "loss": loss}, run)
+            return CompiledCall({"model": model, "loss": loss}, forward_terms)
         if isinstance(loss, (types.FunctionType, types.MethodType)):
-            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, autocast(), batch))
+            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, batch))
         return None
 
 
@@ -80,15 +81,14 @@ def _is_spied(called: Any) -> bool:
     return any(issubclass(type(value), mock.NonCallableMock) for value in values)
 
 
-def forward_terms(model, loss_fn, autocast, batch) -> dict[str, Any]:
+def forward_terms(model, loss_fn, batch) -> dict[str, Any]:
     """Return loss, terms, and features: (context, target) or ()."""
-    with autocast:
-        if "indices" in batch:
-            outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
-        else:
-            outputs = model(batch["images"], batch["mask"])
-        given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
-        returned = _call_loss(loss_fn, given)
+    if "indices" in batch:
+        outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
+    else:
+        outputs = model(batch["images"], batch["mask"])
+    given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
+    returned = _call_loss(loss_fn, given)
     if isinstance(returned, Mapping):
         loss, terms = returned["loss"], dict(returned)
     elif isinstance(returned, (tuple, list)):

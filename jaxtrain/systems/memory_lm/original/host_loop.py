@@ -3,10 +3,11 @@
 If a model or loss cannot be compiled, torch runs the step and a printed line says why.
 """
 
+import functools
 import math
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
 
 PRECISIONS = {"no": "fp32", "bf16": "bf16"}
+
+
+def _loss(compute_loss: Callable, training: Any, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]):
+    """Not a method of the trainer: the compiled step would follow all that the trainer's methods can read."""
+    loss, values = compute_loss(model, batch)
+    return loss / training.gradient_accumulation_steps, {"loss": loss, **values}
 
 
 class HostLoop:
@@ -105,7 +112,8 @@ class HostLoop:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def compute_loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
+    @staticmethod
+    def compute_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
         """Return the loss of a batch and values to log. Written in torch, but recorded once and compiled."""
         out = model(**batch)
         terms = [one for one in out["router_losses"] if one]
@@ -226,17 +234,13 @@ class HostLoop:
             self._on_host = True
             self._compiled = StepOrTorch(
                 module,
-                self._loss,
+                functools.partial(_loss, self.compute_loss, self.config.training),
                 optimizer,
                 precision=PRECISIONS[precision],
                 clip_norm=self.config.training.max_grad_norm or None,
                 say=lambda line: print(line, flush=True),
             )
         return self._compiled
-
-    def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
-        loss, values = self.compute_loss(model, batch)
-        return loss / self.config.training.gradient_accumulation_steps, {"loss": loss, **values}
 
     def host_tree(self) -> dict[str, Any]:
         """Return the training state of the torch objects in the form that checkpoint_files takes."""

@@ -195,6 +195,13 @@ def test_an_overridden_step_gives_torchs_own_numbers(tmp_path, capsys):
     torch.testing.assert_close(trainer.model.state_dict()[key], twin.state_dict()[key], atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_an_overridden_step_stays_compiled_while_rates_and_histories_change(tmp_path):
+    trainer = ordered(make(tmp_path / "run", Own, num_epochs=10))
+    trainer.train()
+    assert (trainer.global_step, trainer._step().compiled.torch) == (20, None)
+
+
 class Voxels(torch.nn.Module):
     def forward(self, outputs, video, audio, text, fmri):
         return (outputs["predicted_fmri"] - fmri).abs().mean()

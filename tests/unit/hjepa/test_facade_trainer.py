@@ -198,6 +198,12 @@ def test_an_overridden_step_moves_the_loop_to_the_host_and_counts(tmp_path, caps
     assert "epoch 2/2, train loss" in printed
 
 
+def test_an_overridden_step_is_recorded_once_for_training_and_once_for_validation(tmp_path):
+    trainer = tiny(tmp_path, CustomTrainer, warmup_epochs=1)  # rates and counters change at every step
+    trainer.train()
+    assert len(trainer._batch_loss.compiled.record.forwards) == 2
+
+
 def test_an_instances_own_method_counts_too(tmp_path):
     trainer = real(tmp_path)
     assert list(obstacles(trainer)) == []

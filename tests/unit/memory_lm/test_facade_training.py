@@ -365,4 +365,5 @@ def test_steps_of_ones_own_go_on_from_a_checkpoint(short, tmp_path):
     assert torch.equal(resumed.model.norm.weight, trainer.model.norm.weight)
     resumed.train()
     assert (resumed.seen, resumed.global_step, resumed.scheduler.last_epoch) == (1, 3, 3)
+    assert not resumed._compiled.in_torch
     assert resumed.optimizer.state[resumed.model.norm.weight]["step"] == 3

@@ -91,6 +91,7 @@ def main():
         content = {name: part.state_dict() for name, part in parts.items()}
         torch.save({**content, "step": step}, arguments.output)
         print(f"saved {arguments.output}")
+    distributed.barrier()  # gloo may abort a process that leaves while another still sends
     distributed.destroy_process_group()
 
 

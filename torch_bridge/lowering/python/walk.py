@@ -1,0 +1,274 @@
+"""Search for everything that a function and the modules that it calls may read, by the names in their code."""
+
+import argparse
+import collections.abc
+import contextlib
+import csv
+import functools
+import inspect
+import io
+import logging
+import os
+import random
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.lowering.python.names import (
+    OWN_STATE,
+    class_functions,
+    class_names,
+    globals_of,
+    methods,
+    names_of,
+    of_library,
+    of_library_module,
+    on_host,
+    states_read,
+)
+from torch_bridge.lowering.python.places import (
+    ARRAYS,
+    CONTAINERS,
+    SIMPLE,
+    Cell,
+    ClassValue,
+    Place,
+    Slots,
+    TypeValues,
+    is_plain,
+    unwatched,
+)
+
+MOST_ITEMS = 64  # of a list or dict whose items are visited
+DEPTH = 5  # of objects nested in objects
+_OF_EVERY_MODULE = set(vars(torch.nn.Module()))
+_BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by name strings
+_SETTINGS = (types.SimpleNamespace, argparse.Namespace)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_WRITER = type(csv.writer(io.StringIO()))
+_MACHINERY = "torch_bridge.", "jaxtrain.compiled_step."  # of compiled forwards and steps
+
+
+class Walk:
+    """One search for everything a function may read. names: those in all code that it may reach, as far as known.
+    found: those in the code that was reached."""
+
+    def __init__(self, names: set[str], function: Callable, modules: Mapping[str, torch.nn.Module]):
+        self.names, self.found = frozenset(names), set[str]()
+        self._by_text = not _BY_TEXT.isdisjoint(names)
+        self.places: list[Place] = []
+        self.links: list[Place] = []  # of objects and containers
+        self.held: list[Place] = []
+        self.registered: list[Place] = []
+        self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets
+        self.attributes: list[tuple[str, dict]] = []  # of objects and functions; changes are undone
+        self.of_modules: list[tuple[str, dict]] = []  # of user modules; the recording undoes changes
+        self.tables: list[tuple[str, dict]] = []  # of modules: parameters, buffers, submodules
+        self.generators: list[tuple[str, Any]] = []  # of random numbers
+        self.unfollowed: list[str] = []  # changes of a call that cannot be undone
+        self.foreign: list[tuple[str, Any]] = []  # containers of torch's and other libraries' own objects
+        self._machinery: set[int] = set()
+        self._seen: set[int] = set()
+        self._compiled = {id(inner) for module in modules.values() for inner in module.modules()}
+        reached = self._callable(function, "", set(), 0)
+        for label, module in modules.items():
+            self._module(module, "" if len(modules) == 1 else label, reached)
+
+    def _callable(self, value: Any, label: str, names: set[str], depth: int) -> set[str]:
+        """Visit what a function reads; return the names in its code."""
+        if isinstance(value, functools.partial):
+            for place, item in enumerate(value.args):
+                self._inside(item, f"{label}({place})", names, depth)
+            self._visit_items(value.keywords, value.keywords.items(), label, names, depth)
+            value = value.func
+        owner = getattr(value, "__self__", None)
+        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+        if not isinstance(function, types.FunctionType):
+            if function is not None and not isinstance(value, (type, types.BuiltinFunctionType)):
+                self._inside(value, label, names | {"__call__"}, depth)  # an object that is called
+            return names
+        names = names | names_of(function.__code__)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            self._inside(owner, "self", names, depth)
+        self._reads(function, names, depth)
+        return names
+
+    def _reads(self, function: types.FunctionType, names: set[str], depth: int) -> None:
+        """Visit a function's closure, defaults, globals and attributes."""
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        if not of_library(function):
+            self.found |= names_of(function.__code__) | states_read(function.__code__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
+        code, given = function.__code__, function.__defaults__ or ()
+        arguments = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
+        for name, item in [*zip(arguments, given, strict=True), *(function.__kwdefaults__ or {}).items()]:
+            if not isinstance(item, SIMPLE):
+                self._inside(item, f"{function.__name__}({name})", names, depth)
+        if not of_library(function):
+            self._attributes(function.__name__, vars(function), names, depth)
+            self._environment(names_of(function.__code__))
+        scope, loaded = function.__globals__, globals_of(function.__code__)
+        for name in sorted(names & scope.keys()):
+            if name in loaded or not isinstance(scope[name], ARRAYS):  # else the name is an attribute
+                self._visit(scope, name, scope[name], name, names, depth)
+
+    def _environment(self, names: set[str]) -> None:
+        if not names.isdisjoint(("environ", "getenv")) and id(os.environ) not in self._seen:
+            self._seen.add(id(os.environ))
+            self.foreign.append(("os.environ", os.environ))
+            self.places += [Place(os.environ, key, f"os.environ[{key!r}]") for key in os.environ]
+
+    def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
+        if is_plain(value):
+            self.places.append(Place(container, key, name))
+        elif isinstance(value, ARRAYS):
+            self.held.append(Place(container, key, name))
+        else:
+            self.links.append(Place(container, key, name))
+            self._inside(value, name, names, depth)
+
+    def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        if isinstance(value, (torch.Tensor, logging.Logger)) or id(value) in self._seen or depth > DEPTH:
+            return
+        if type(value).__module__.startswith(_MACHINERY):
+            return
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            if not of_library(value):
+                self._callable(value, name, names, depth + 1)
+            return
+        if isinstance(value, torch.nn.Module):
+            self._module(value, name, names)
+            return
+        self._seen.add(id(value))
+        if isinstance(value, (type, types.ModuleType)):
+            self._namespace(value, name, names, depth)
+        elif isinstance(value, _GENERATORS):
+            self.generators.append((name, value))
+        elif isinstance(value, (io.IOBase, _WRITER)):
+            self.unfollowed.append(f"{name}, a file")
+        elif isinstance(value, collections.abc.Iterator) and of_library_module(type(value).__module__):
+            self.unfollowed.append(f"{name}, an iterator")
+        elif isinstance(value, CONTAINERS):
+            self._container(value, name, names, depth)
+        elif isinstance(value, tuple):
+            objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
+            self._visit_items(value, objects, name, names, depth)  # plain items change only with the tuple
+        else:
+            self._object(value, name, names, depth)
+
+    def _namespace(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        """Visit a Python module or a class."""
+        if of_library_module(value.__module__ if isinstance(value, type) else value):
+            return
+        names = names | self.names
+        if isinstance(value, type):
+            for function in methods(value, names):
+                self._method(function, depth)
+        container = TypeValues(value) if isinstance(value, type) else vars(value)
+        skipped = (types.FunctionType, property, classmethod, staticmethod) if isinstance(value, type) else ()
+        for key in sorted(names & vars(value).keys()):
+            if not isinstance(vars(value)[key], skipped):
+                self._visit(container, key, vars(value)[key], f"{name}.{key}", names, depth + 1)
+
+    def _method(self, function: types.FunctionType, depth: int) -> None:
+        if not of_library(function):
+            self._reads(function, names_of(function.__code__), depth + 1)
+
+    def _container(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        (self.foreign if id(value) in self._machinery else self.containers).append((name, value))
+        if not isinstance(value, set) and len(value) <= MOST_ITEMS:
+            items = value.items() if isinstance(value, dict) else enumerate(unwatched(value))
+            self._visit_items(value, items, name, names, depth)
+
+    def _object(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        kind = type(value)
+        if kind.__module__ == "builtins":
+            return
+        called = methods(kind, {*names, *self.names})
+        if isinstance(value, torch.optim.Optimizer) and re.findall(r"\w+", name)[-1] + ".state" in self.names:
+            self.unfollowed.append(f"the state of {name}, of which the device holds the newest")
+        named = set[str]().union(*(names_of(function.__code__) for function in called))
+        names = names | named
+        for function in called:
+            self._method(function, depth)
+        attributes = vars(value) if hasattr(value, "__dict__") else None
+        if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
+            self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
+            self._visit_named(attributes, name, names, depth)
+        elif attributes is not None:
+            own = kind in _SETTINGS or not of_library_module(kind.__module__)
+            self._attributes(name, attributes, names | set(attributes) if own and self._by_text else names, depth)
+        if not of_library_module(kind.__module__):
+            slots = Slots(value)
+            for key in sorted((names | self.names).intersection(slots.keys())):
+                self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
+        if attributes is not None:
+            self._class_values(value, name, names, depth)
+
+    def _attributes(self, name: str, attributes: dict, names: set[str], depth: int) -> None:
+        self.attributes.append((name, attributes))
+        self._visit_named(attributes, name, names, depth)
+
+    def _visit_named(self, attributes: dict, name: str, names: set[str], depth: int) -> None:
+        for key, item in list(attributes.items()):
+            if key in names or key in self.names:
+                self._visit(attributes, key, item, f"{name}.{key}", names, depth + 1)
+
+    def _visit_items(self, container: Any, items: Any, name: str, names: set[str], depth: int) -> None:
+        for key, item in list(items):
+            shown = repr(key) if isinstance(key, SIMPLE) else type(key).__name__
+            self._visit(container, key, item, f"{name}[{shown}]", names, depth + 1)
+
+    def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
+        for path, inner in module.named_modules():
+            if id(inner) in self._seen:
+                continue
+            self._seen.add(id(inner))
+            prefix = ".".join(filter(None, (label, path))) or type(module).__name__
+            elsewhere = id(inner) not in self._compiled
+            if on_host(type(inner)):
+                if elsewhere and isinstance(vars(inner).get("_defaults"), dict):  # a metric of torchmetrics
+                    lists = [(prefix, item) for item in vars(inner).values() if isinstance(item, list)]
+                    self.containers += [(prefix, vars(inner)), *lists]
+                continue
+            wanted = (names | self.names | class_names(type(inner))) - _OF_EVERY_MODULE
+            if elsewhere:
+                self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
+            for key, item in list(vars(inner).items()):
+                if key in wanted:
+                    self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
+            for table in (inner._parameters, inner._buffers):
+                self.registered += [Place(table, key, f"{prefix}.{key}") for key in table]
+            self.tables += [(prefix, table) for table in (inner._parameters, inner._buffers, inner._modules)]
+            if not of_library_module(type(inner).__module__):
+                self.of_modules.append((prefix, vars(inner)))
+            if not type(inner).__module__.startswith("torch.nn."):
+                self._class_values(inner, prefix, wanted, 1)
+            for function in class_functions(type(inner)):
+                self._method(function, 0)
+            for hook in _hooks_of(inner):
+                if not of_library(hook):
+                    self._callable(hook, f"a hook of {prefix}", set(), 1)
+
+    def _class_values(self, owner: Any, name: str, wanted: set[str], depth: int) -> None:
+        for base in type(owner).__mro__[:-1]:
+            for key in (wanted | self.names) & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
+                value = vars(base)[key]
+                if (is_plain(value) or isinstance(value, CONTAINERS)) and (
+                    inspect.getattr_static(type(owner), key) is value
+                ):
+                    self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)
+
+
+def _hooks_of(module: torch.nn.Module) -> list[Callable]:
+    tables = [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
+    tables += [parameter._backward_hooks or {} for parameter in module.parameters(recurse=False)]
+    return [hook for table in tables for hook in table.values()]

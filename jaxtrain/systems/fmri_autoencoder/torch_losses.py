@@ -130,7 +130,9 @@ class FMRIMatchingLoss(_Criterion):
         if self.loss_type != "correlation":
             raise UserError(f"loss_type is {self.loss_type!r}, wanted one of {', '.join(FMRI_LOSSES)}")
         distance = 1 - (functional.normalize(prediction) * functional.normalize(target)).sum(-1)
-        return distance if self.reduction == "none" else getattr(distance, self.reduction)()
+        if self.reduction == "none":
+            return distance
+        return distance.sum() if self.reduction == "sum" else distance.mean()
 
 
 class CombinedAutoEncoderLoss(_Criterion):

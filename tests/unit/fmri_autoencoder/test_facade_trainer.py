@@ -195,11 +195,19 @@ def test_an_overridden_step_gives_torchs_own_numbers(tmp_path, capsys):
     torch.testing.assert_close(trainer.model.state_dict()[key], twin.state_dict()[key], atol=2e-5, rtol=1e-4)
 
 
+class OwnLoss(Own):
+    def compute_loss(self, outputs, batch):
+        total, parts = super().compute_loss(outputs, batch)
+        return 2 * total, parts
+
+
 @pytest.mark.slow
-def test_an_overridden_step_stays_compiled_while_rates_and_histories_change(tmp_path):
-    trainer = ordered(make(tmp_path / "run", Own, num_epochs=10))
+@pytest.mark.parametrize("kind", [Own, OwnLoss])
+def test_an_overridden_step_is_recorded_once_while_rates_and_histories_change(kind, tmp_path):
+    trainer = ordered(make(tmp_path / "run", kind, num_epochs=10))
     trainer.train()
-    assert (trainer.global_step, trainer._step().compiled.torch) == (20, None)
+    compiled = trainer._step().compiled
+    assert (trainer.global_step, compiled.torch, len(compiled.record.forwards)) == (20, None, 1)
 
 
 class Voxels(torch.nn.Module):

@@ -42,23 +42,73 @@ def globals_of(code: types.CodeType) -> set[str]:
     return own.union(*(globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
-def methods(kind: type, names: set[str]) -> list[types.FunctionType]:
-    """Return the methods of a class that code with these names may call, directly or indirectly. Operators, calls and
-    protocols are included, because their names do not occur in the code."""
-    found: dict[str, types.FunctionType] = {}
+def decorated(value: Any) -> list[types.FunctionType]:
+    """Return the Python functions that run when a callable, method or property is used: user decorators and what they
+    wrap, and the cases of a functools.singledispatch."""
+    layers: list[types.FunctionType] = []
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, property):
+            waiting.append(value.fget)
+        elif isinstance(value, (functools.cached_property, functools.partial, functools.partialmethod)):
+            waiting.append(value.func)
+        elif isinstance(value, functools.singledispatchmethod):
+            waiting += value.dispatcher.registry.values()
+        elif isinstance(value, (types.MethodType, classmethod, staticmethod)):
+            waiting.append(value.__func__)
+        else:
+            inner = inspect.getattr_static(value, "__wrapped__", None)
+            cases = inspect.getattr_static(value, "registry", None) if inner is not None else None
+            if isinstance(value, types.FunctionType) and (inner is None or not of_library(value)):
+                layers.append(value)
+            waiting += [inner, *(cases.values() if isinstance(cases, types.MappingProxyType) else ())]
+    return layers
+
+
+@functools.lru_cache(maxsize=4096)
+def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
+    """Return the modules that the code, or a function inside it, imports as it runs: (name, level of a relative
+    import). If it reads sys.modules or calls import_module, its texts count too."""
+    steps = list(dis.get_instructions(code))
+    found = set()
+    for place, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, members = steps[place - 2].argval, steps[place - 1].argval or ()
+            found |= {(".".join(filter(None, (step.argval, member))), level) for member in ("", *members)}
+    if not {"modules", "import_module", "__import__"}.isdisjoint(code.co_names):
+        found |= {(const, 0) for const in code.co_consts if isinstance(const, str)}
+    return found.union(*(imports_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
+
+
+def methods(kind: type, names: set[str]) -> dict[types.FunctionType, str]:
+    """Return the methods of a class that code with these names may call, directly or indirectly, with their names.
+    Operators, calls and protocols are included, because their names do not occur in the code."""
+    found: dict[types.FunctionType, str] = {}
     own = kind.__module__.partition(".")[0] not in OWN_STATE
     protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if own and name.startswith("__")}
-    waiting = names | (protocols - _ASIDE)
+    waiting, seen = names | (protocols - _ASIDE), set[str]()
     while waiting:
         name = waiting.pop()
-        method = inspect.getattr_static(kind, name, None)
-        if isinstance(method, property):
-            method = method.fget
-        function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
-        if isinstance(function, types.FunctionType) and name not in found:
-            found[name] = function
-            waiting |= names_of(function.__code__) - found.keys()
-    return list(found.values())
+        seen.add(name)
+        for function in _definitions(kind, name):
+            found[function] = name
+            waiting |= names_of(function.__code__) - seen
+    return found
+
+
+def _definitions(kind: type, name: str) -> Iterator[types.FunctionType]:
+    """Yield a class's method or property of this name, and those of its bases that it may call: super().loss()."""
+    bases = {base.__name__ for base in kind.__mro__[1:-1]}
+    for base in kind.__mro__[:-1]:
+        if name in vars(base):
+            functions = decorated(vars(base)[name])
+            yield from functions
+            if not any({"super", *bases} & names_of(function.__code__) for function in functions):
+                return
 
 
 @functools.lru_cache(maxsize=4096)
@@ -79,10 +129,8 @@ def class_functions(kind: type) -> Iterator[types.FunctionType]:
                     continue
                 function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(function, types.FunctionType):
-                    yield function
-                    inner = inspect.unwrap(function)
-                    if inner is not function and not of_library(inner):
-                        yield inner
+                    inner = [layer for layer in decorated(function) if not of_library(layer)]
+                    yield from dict.fromkeys((function, *inner))
 
 
 @functools.lru_cache(maxsize=4096)

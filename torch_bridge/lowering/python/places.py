@@ -1,6 +1,8 @@
 """Places where Python code keeps values: variables, attributes and items, each read and written like a dict's entry."""
 
+import array
 import collections
+import ctypes
 import enum
 import inspect
 import types
@@ -11,6 +13,7 @@ import torch
 
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (list, dict, set, collections.deque)
+BYTES = (array.array, bytearray, memoryview, ctypes.Structure.__base__)  # the last is that of all ctypes objects
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
 
@@ -49,7 +52,9 @@ class ClassValue:
         raise KeyError(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if inspect.getattr_static(type(self.owner), key) is value:
+        if isinstance(self.owner, type):  # of a metaclass
+            setattr(type(self.owner), key, value)
+        elif inspect.getattr_static(type(self.owner), key) is value:
             vars(self.owner).pop(key, None)
         else:
             vars(self.owner)[key] = value
@@ -66,6 +71,25 @@ class TypeValues:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         setattr(self.kind, key, value)
+
+
+class Methods:
+    """Methods of a class, its own and inherited ones."""
+
+    def __init__(self, kind: type):
+        self.kind = kind
+
+    def __getitem__(self, key: Any) -> Any:
+        for base in self.kind.__mro__:
+            if key in vars(base):
+                return vars(base)[key]
+        raise KeyError(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if key in vars(self.kind):
+            delattr(self.kind, key)
+        if value_at(Place(self, key, "")) is not value:
+            setattr(self.kind, key, value)
 
 
 class Slots:
@@ -87,6 +111,29 @@ class Slots:
         """Return the names of the slots that are set."""
         slots = [name for kind in type(self.owner).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
         return [name for name in slots if not name.startswith("__") and hasattr(self.owner, name)]
+
+
+class Contents:
+    """The bytes of an array.array, a bytearray, a memoryview or a ctypes object, as the only item."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def __getitem__(self, key: Any) -> bytes:
+        return bytes(self.owner)
+
+    def __setitem__(self, key: Any, value: bytes) -> None:
+        (ctypes.c_char * len(value)).from_buffer(self.owner).raw = value
+
+
+class DefaultType:
+    """torch's default floating-point type, as the only item."""
+
+    def __getitem__(self, key: Any) -> torch.dtype:
+        return torch.get_default_dtype()
+
+    def __setitem__(self, key: Any, value: torch.dtype) -> None:
+        torch.set_default_dtype(value)
 
 
 def _listed(slots: Any) -> Any:

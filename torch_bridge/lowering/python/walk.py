@@ -5,24 +5,31 @@ import collections.abc
 import contextlib
 import csv
 import functools
+import gc
+import importlib.util
 import inspect
 import io
 import logging
 import os
 import random
 import re
+import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from torch_bridge.lowering.python.computed_reads import ANY, computed_reads
 from torch_bridge.lowering.python.names import (
     OWN_STATE,
     class_functions,
     class_names,
+    decorated,
     globals_of,
+    imports_of,
     methods,
     names_of,
     of_library,
@@ -32,10 +39,14 @@ from torch_bridge.lowering.python.names import (
 )
 from torch_bridge.lowering.python.places import (
     ARRAYS,
+    BYTES,
     CONTAINERS,
     SIMPLE,
     Cell,
     ClassValue,
+    Contents,
+    DefaultType,
+    Methods,
     Place,
     Slots,
     TypeValues,
@@ -44,11 +55,22 @@ from torch_bridge.lowering.python.places import (
 )
 
 MOST_ITEMS = 64  # of a list or dict whose items are visited
-DEPTH = 5  # of objects nested in objects
+MOST_OBJECTS = 1024  # of a longer one whose items are compared by identity, but whose objects and lists are visited
+DEPTH = 32  # of objects nested in objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
-_BY_TEXT = set("getattr hasattr vars __dict__ attrgetter asdict".split())  # read attributes by name strings
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_METHODS = (
+    types.FunctionType,
+    property,
+    classmethod,
+    staticmethod,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+)
 _WRITER = type(csv.writer(io.StringIO()))
 _MACHINERY = "torch_bridge.", "jaxtrain.compiled_step."  # of compiled forwards and steps
 
@@ -59,8 +81,7 @@ class Walk:
 
     def __init__(self, names: set[str], function: Callable, modules: Mapping[str, torch.nn.Module]):
         self.names, self.found = frozenset(names), set[str]()
-        self._by_text = not _BY_TEXT.isdisjoint(names)
-        self.places: list[Place] = []
+        self.places = [Place(DefaultType(), None, "torch.get_default_dtype()")]
         self.links: list[Place] = []  # of objects and containers
         self.held: list[Place] = []
         self.registered: list[Place] = []
@@ -73,10 +94,18 @@ class Walk:
         self.foreign: list[tuple[str, Any]] = []  # containers of torch's and other libraries' own objects
         self._machinery: set[int] = set()
         self._seen: set[int] = set()
+        self._watched: set[int] = set()  # classes
+        self._uncalled: Mapping[
+            types.FunctionType, str
+        ] = []  # methods of modules whose names no code that was found has
         self._compiled = {id(inner) for module in modules.values() for inner in module.modules()}
         reached = self._callable(function, "", set(), 0)
         for label, module in modules.items():
             self._module(module, "" if len(modules) == 1 else label, reached)
+        found = set(self.found)
+        for method in self._uncalled:  # a library may call them; their names are not looked for in other objects
+            self._method(method, 0)
+        self.found = found
 
     def _callable(self, value: Any, label: str, names: set[str], depth: int) -> set[str]:
         """Visit what a function reads; return the names in its code."""
@@ -85,25 +114,27 @@ class Walk:
                 self._inside(item, f"{label}({place})", names, depth)
             self._visit_items(value.keywords, value.keywords.items(), label, names, depth)
             value = value.func
-        owner = getattr(value, "__self__", None)
-        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
-        if not isinstance(function, types.FunctionType):
-            if function is not None and not isinstance(value, (type, types.BuiltinFunctionType)):
-                self._inside(value, label, names | {"__call__"}, depth)  # an object that is called
+        functions = decorated(value)
+        names = names.union(*(names_of(function.__code__) for function in functions))
+        if not isinstance(value, (type, types.BuiltinFunctionType, types.FunctionType, types.MethodType)):
+            self._inside(value, label, names | {"__call__"}, depth)  # an object that is called
             return names
-        names = names | names_of(function.__code__)
+        owner = getattr(value, "__self__", None)
         if owner is not None and not isinstance(owner, types.ModuleType):
             self._inside(owner, "self", names, depth)
-        self._reads(function, names, depth)
+        for function in functions:
+            self._reads(function, names, depth)
         return names
 
-    def _reads(self, function: types.FunctionType, names: set[str], depth: int) -> None:
+    def _reads(self, function: types.FunctionType, names: set[str], depth: int, method: bool = False) -> None:
         """Visit a function's closure, defaults, globals and attributes."""
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
         if not of_library(function):
             self.found |= names_of(function.__code__) | states_read(function.__code__)
+            owners = computed_reads(function.__code__) - ({"self"} if method else set())
+            self.found.update(_computed_of(_named(function.__globals__, owner)) for owner in owners)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
@@ -116,9 +147,12 @@ class Walk:
             self._attributes(function.__name__, vars(function), names, depth)
             self._environment(names_of(function.__code__))
         scope, loaded = function.__globals__, globals_of(function.__code__)
-        for name in sorted(names & scope.keys()):
-            if name in loaded or not isinstance(scope[name], ARRAYS):  # else the name is an attribute
-                self._visit(scope, name, scope[name], name, names, depth)
+        if not names_of(function.__code__).isdisjoint(("globals", "eval", "exec")):
+            loaded = names
+        for name in sorted(loaded & scope.keys()):
+            self._visit(scope, name, scope[name], name, names, depth)
+        for name in sorted(_imported(function)):
+            self._visit(sys.modules, name, sys.modules[name], name, names, depth)
 
     def _environment(self, names: set[str]) -> None:
         if not names.isdisjoint(("environ", "getenv")) and id(os.environ) not in self._seen:
@@ -141,7 +175,8 @@ class Walk:
         if type(value).__module__.startswith(_MACHINERY):
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-            if not of_library(value):
+            functions = decorated(value)
+            if not functions or not all(map(of_library, functions)):
                 self._callable(value, name, names, depth + 1)
             return
         if isinstance(value, torch.nn.Module):
@@ -158,6 +193,15 @@ class Walk:
             self.unfollowed.append(f"{name}, an iterator")
         elif isinstance(value, CONTAINERS):
             self._container(value, name, names, depth)
+        elif isinstance(value, BYTES):
+            self.places.append(Place(Contents(value), None, name))
+        elif isinstance(value, types.MappingProxyType):
+            self._inside(gc.get_referents(value)[0], name, names, depth)
+        elif isinstance(value, types.BuiltinFunctionType):
+            if not isinstance(value.__self__, (type, types.ModuleType)):  # settings.get
+                self._inside(value.__self__, name, names, depth)
+        elif isinstance(value, weakref.ReferenceType):
+            self._inside(value(), name, names, depth)
         elif isinstance(value, tuple):
             objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
             self._visit_items(value, objects, name, names, depth)  # plain items change only with the tuple
@@ -169,23 +213,54 @@ class Walk:
         if of_library_module(value.__module__ if isinstance(value, type) else value):
             return
         names = names | self.names
-        if isinstance(value, type):
-            for function in methods(value, names):
+        if not isinstance(value, type):
+            self._members(vars(value), vars(value), value, name, names, depth)
+            return
+        called = methods(value, names)
+        for function in called:
+            self._method(function, depth)
+        self._watch_methods(value, called)
+        for base in value.__mro__:
+            if not of_library_module(base.__module__):
+                self._members(TypeValues(base), vars(base), value, name, names, depth)
+        if not of_library_module(type(value).__module__):  # a metaclass
+            for function in methods(type(value), names):
                 self._method(function, depth)
-        container = TypeValues(value) if isinstance(value, type) else vars(value)
-        skipped = (types.FunctionType, property, classmethod, staticmethod) if isinstance(value, type) else ()
-        for key in sorted(names & vars(value).keys()):
-            if not isinstance(vars(value)[key], skipped):
-                self._visit(container, key, vars(value)[key], f"{name}.{key}", names, depth + 1)
+            self._class_values(value, name, names, depth)
+
+    def _watch_methods(self, kind: type, called: Mapping[types.FunctionType, str]) -> None:
+        """Watch whether methods of a user class are replaced."""
+        if id(kind) not in self._watched and not of_library_module(kind.__module__):
+            self._watched.add(id(kind))
+            names = sorted(set(called.values()))
+            self.links += [Place(Methods(kind), name, f"{kind.__name__}.{name}") for name in names]
+
+    def _members(self, container: Any, held: Mapping[str, Any], owner: Any, name: str, names: set[str], depth: int):
+        """Visit the values of a Python module or class, except a class's methods."""
+        skipped = _METHODS if isinstance(owner, type) else ()
+        wanted = names & held.keys()
+        if _computed_of(owner) in self.names:
+            wanted |= {key for key in held if not key.startswith("__")}
+        elif ANY in self.names:
+            wanted |= {
+                key
+                for key, item in held.items()
+                if (is_plain(item) or isinstance(item, CONTAINERS)) and not key.startswith("__")
+            }
+        for key in sorted(wanted):
+            if not isinstance(held[key], skipped):
+                self._visit(container, key, held[key], f"{name}.{key}", names, depth + 1)
 
     def _method(self, function: types.FunctionType, depth: int) -> None:
         if not of_library(function):
-            self._reads(function, names_of(function.__code__), depth + 1)
+            self._reads(function, names_of(function.__code__), depth + 1, method=True)
 
     def _container(self, value: Any, name: str, names: set[str], depth: int) -> None:
         (self.foreign if id(value) in self._machinery else self.containers).append((name, value))
-        if not isinstance(value, set) and len(value) <= MOST_ITEMS:
+        if not isinstance(value, set) and len(value) <= MOST_OBJECTS:
             items = value.items() if isinstance(value, dict) else enumerate(unwatched(value))
+            if len(value) > MOST_ITEMS:
+                items = [(key, item) for key, item in items if not isinstance(item, ARRAYS) and not is_plain(item)]
             self._visit_items(value, items, name, names, depth)
 
     def _object(self, value: Any, name: str, names: set[str], depth: int) -> None:
@@ -199,19 +274,24 @@ class Walk:
         names = names | named
         for function in called:
             self._method(function, depth)
+        self._watch_methods(kind, called)
+        own = kind in _SETTINGS or not of_library_module(kind.__module__)
+        names = names | self._computed(value, called) if own else names
         attributes = vars(value) if hasattr(value, "__dict__") else None
         if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
             self._visit_named(attributes, name, names, depth)
         elif attributes is not None:
-            own = kind in _SETTINGS or not of_library_module(kind.__module__)
-            self._attributes(name, attributes, names | set(attributes) if own and self._by_text else names, depth)
-        if not of_library_module(kind.__module__):
+            self._attributes(name, attributes, names, depth)
+        if own:
             slots = Slots(value)
             for key in sorted((names | self.names).intersection(slots.keys())):
                 self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
         if attributes is not None:
             self._class_values(value, name, names, depth)
+        for function in decorated(value):  # a decorator that is an object, functools.lru_cache
+            if not of_library(function):
+                self._reads(function, names | names_of(function.__code__), depth + 1)
 
     def _attributes(self, name: str, attributes: dict, names: set[str], depth: int) -> None:
         self.attributes.append((name, attributes))
@@ -239,7 +319,10 @@ class Walk:
                     lists = [(prefix, item) for item in vars(inner).values() if isinstance(item, list)]
                     self.containers += [(prefix, vars(inner)), *lists]
                 continue
-            wanted = (names | self.names | class_names(type(inner))) - _OF_EVERY_MODULE
+            called = methods(type(inner), {"forward", *names, *self.names})
+            wanted = names | self.names | class_names(type(inner)) | self._computed(inner, called)
+            wanted -= _OF_EVERY_MODULE
+            self._watch_methods(type(inner), called)
             if elsewhere:
                 self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
             for key, item in list(vars(inner).items()):
@@ -253,18 +336,30 @@ class Walk:
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted, 1)
             for function in class_functions(type(inner)):
-                self._method(function, 0)
+                if function in called:
+                    self._method(function, 0)
+                else:
+                    self._uncalled.append(function)
             for hook in _hooks_of(inner):
                 if not of_library(hook):
                     self._callable(hook, f"a hook of {prefix}", set(), 1)
+
+    def _computed(self, owner: Any, called: Mapping[types.FunctionType, str]) -> set[str]:
+        """Return the names of an object's attributes if they may be read by computed names.
+
+        called: the object's methods that may be called.
+        """
+        by_itself = any("self" in computed_reads(method.__code__) for method in called if not of_library(method))
+        if not by_itself and self.names.isdisjoint((ANY, _computed_of(owner))):
+            return set()
+        scopes = [base for base in type(owner).__mro__ if not of_library_module(base.__module__)]
+        return set(getattr(owner, "__dict__", ())).union(*map(vars, scopes))
 
     def _class_values(self, owner: Any, name: str, wanted: set[str], depth: int) -> None:
         for base in type(owner).__mro__[:-1]:
             for key in (wanted | self.names) & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
                 value = vars(base)[key]
-                if (is_plain(value) or isinstance(value, CONTAINERS)) and (
-                    inspect.getattr_static(type(owner), key) is value
-                ):
+                if not isinstance(value, _METHODS) and inspect.getattr_static(type(owner), key) is value:
                     self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)
 
 
@@ -272,3 +367,29 @@ def _hooks_of(module: torch.nn.Module) -> list[Callable]:
     tables = [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
     tables += [parameter._backward_hooks or {} for parameter in module.parameters(recurse=False)]
     return [hook for table in tables for hook in table.values()]
+
+
+def _named(scope: Mapping[str, Any], path: str) -> Any:
+    """Return the object that a function's globals hold under a path such as torch.nn.functional; None if none."""
+    first, *attributes = path.split(".")
+    found = scope.get(first)
+    for attribute in attributes:
+        found = getattr(found, "__dict__", {}).get(attribute)
+    return found
+
+
+def _computed_of(owner: Any) -> str:
+    """Return the name that stands for all attributes of an object; of any object for None."""
+    return ANY if owner is None else f"{ANY} of {id(owner)}"
+
+
+def _imported(function: types.FunctionType) -> set[str]:
+    """Return the names of the loaded modules that a function imports as it runs."""
+    package = function.__globals__.get("__package__") or ""
+    found = set()
+    for name, level in imports_of(function.__code__):
+        if level:
+            name = importlib.util.resolve_name("." * level + name, package)
+        parts = name.split(".")
+        found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return found & sys.modules.keys()

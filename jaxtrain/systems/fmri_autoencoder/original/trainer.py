@@ -5,7 +5,6 @@ or a loader is the user's own, the loop runs in this process: every step is one 
 """
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +21,6 @@ from jaxtrain.systems.fmri_autoencoder.torch_losses import compute_correlation_m
 KINDS = ("video", "audio", "text")
 # Overriding any of these moves the loop to this process.
 LOOP = ("train_step", "compute_loss", "train_epoch", "validate", "_train_epoch", "_validate")
-
-
-def _loss(loss: Any, outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]):
-    return loss(outputs, *(batch[name] for name in KINDS), batch["fmri"])
 
 
 class Trainer:
@@ -224,7 +219,7 @@ class Trainer:
 
     def compute_loss(self, outputs: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]):
         """Return the criterion's total for a batch, and a dict of its terms if the criterion returns one."""
-        return _loss(self.criterion, outputs, batch)
+        return self.criterion(outputs, *(batch[name] for name in KINDS), batch["fmri"])
 
     def validate(self, epoch: int | None = None) -> dict[str, float]:
         """Return means over val_loader's rows of the criterion's terms, fmri_correlation and fmri_r2."""
@@ -261,10 +256,7 @@ class Trainer:
         if self._compiled is None or any(a is not b for a, b in zip(self._compiled[1], objects, strict=True)):
             from jaxtrain.compiled_step.or_torch import StepOrTorch
 
-            own = "compute_loss" in vars(self) or type(self).compute_loss is not Trainer.compute_loss
-            # Not self unless it must be: the step would follow all that the trainer's methods can read.
-            compute = self.compute_loss if own else functools.partial(_loss, self.criterion)
-            loss_fn = lambda module, batch: compute(module(*(batch[name] for name in KINDS)), batch)
+            loss_fn = lambda module, batch: self.compute_loss(module(*(batch[name] for name in KINDS)), batch)
             self._refresh()
             if any(parameter.is_meta for parameter in self._model.parameters()):
                 raise UserError(

@@ -20,7 +20,7 @@ PRECISIONS = {"no": "fp32", "bf16": "bf16"}
 
 
 def _loss(compute_loss: Callable, training: Any, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]):
-    """Not a method of the trainer: the compiled step would follow all that the trainer's methods can read."""
+    """Not a method: names such as `device` in a forward would lead the compiled step to all that the trainer reads."""
     loss, values = compute_loss(model, batch)
     return loss / training.gradient_accumulation_steps, {"loss": loss, **values}
 

@@ -133,6 +133,19 @@ def dispatched(value):
     return value * SETTINGS.weight
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * SETTINGS.weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * SETTINGS.weight
+
+
+apply = Scaled.apply
+
+
 def in_context(model, batch):
     with current_weight() as weight:
         return model(batch).sum() * weight
@@ -193,6 +206,10 @@ CASES = {
     "contextmanager": (in_context, lambda: setattr(SETTINGS, "weight", 2.0)),
     "lru_cache": (read(lambda: remembered(1)), lambda: setattr(SETTINGS, "weight", 2.0)),
     "singledispatch": (read(lambda: dispatched(1.0)), lambda: setattr(SETTINGS, "weight", 2.0)),
+    "autograd.Function": (
+        lambda model, batch: apply(model(batch)).sum(),
+        lambda: setattr(SETTINGS, "weight", 2.0),
+    ),
     "weakref": (read(lambda: SETTINGS.weak().weight), lambda: setattr(SETTINGS.options, "weight", 2.0)),
     "bound method of a dict": (read(lambda: SETTINGS.get("weight")), lambda: SETTINGS.table.update(weight=2.0)),
     "MappingProxyType": (read(lambda: SETTINGS.seen["weight"]), lambda: SETTINGS.table.update(weight=2.0)),
@@ -254,6 +271,19 @@ class ByComputedName(torch.nn.Module):
 def test_a_module_attribute_read_by_a_computed_name_is_watched():
     model = ByComputedName()
     assert is_noticed(lambda model, batch: model(batch).sum(), lambda: setattr(model, "scale1", 2.0), model)
+
+
+class Hook:
+    scale = 1.0
+
+    def __call__(self, module, arguments, output):
+        return output * self.scale
+
+
+def test_an_attribute_of_a_hook_that_is_an_object_is_watched():
+    model, hook = torch.nn.Linear(2, 1), Hook()
+    model.register_forward_hook(hook)
+    assert is_noticed(lambda model, batch: model(batch).sum(), lambda: setattr(hook, "scale", 2.0), model)
 
 
 IMPORTS = {

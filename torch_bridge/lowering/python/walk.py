@@ -178,6 +178,8 @@ class Walk:
             functions = decorated(value)
             if not functions or not all(map(of_library, functions)):
                 self._callable(value, name, names, depth + 1)
+            elif isinstance(value, types.MethodType):  # Function.apply of a user class
+                self._inside(value.__self__, name, names | {"forward", "backward"}, depth)
             return
         if isinstance(value, torch.nn.Module):
             self._module(value, name, names)
@@ -341,7 +343,7 @@ class Walk:
                 else:
                     self._uncalled.append(function)
             for hook in _hooks_of(inner):
-                if not of_library(hook):
+                if not of_library(hook) or not of_library_module(type(hook).__module__):
                     self._callable(hook, f"a hook of {prefix}", set(), 1)
 
     def _computed(self, owner: Any, called: Mapping[types.FunctionType, str]) -> set[str]:

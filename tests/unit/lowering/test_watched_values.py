@@ -314,6 +314,12 @@ def test_a_value_of_a_module_imported_inside_the_loss_is_watched(name, tmp_path,
             del sys.modules[module]
 
 
+def test_a_relative_import_outside_of_a_package_is_left_to_python():
+    scope = {"__package__": None}
+    exec("def loss(model, batch):\n    from .missing import weight\n    return model(batch).sum() * weight", scope)
+    assert not is_noticed(scope["loss"], lambda: None)
+
+
 CODES = [
     (lambda self: getattr(self, "a", self.b.c), set()),
     (lambda self: getattr(self.options, "a", getattr(self, "b", None)), set()),

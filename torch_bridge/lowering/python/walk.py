@@ -95,9 +95,7 @@ class Walk:
         self._machinery: set[int] = set()
         self._seen: set[int] = set()
         self._watched: set[int] = set()  # classes
-        self._uncalled: Mapping[
-            types.FunctionType, str
-        ] = []  # methods of modules whose names no code that was found has
+        self._uncalled: list[types.FunctionType] = []  # methods of modules whose names no code that was found has
         self._compiled = {id(inner) for module in modules.values() for inner in module.modules()}
         reached = self._callable(function, "", set(), 0)
         for label, module in modules.items():
@@ -390,8 +388,7 @@ def _imported(function: types.FunctionType) -> set[str]:
     package = function.__globals__.get("__package__") or ""
     found = set()
     for name, level in imports_of(function.__code__):
-        if level:
-            name = importlib.util.resolve_name("." * level + name, package)
-        parts = name.split(".")
-        found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        with contextlib.suppress(ImportError):  # a relative import outside of a package
+            parts = (importlib.util.resolve_name("." * level + name, package) if level else name).split(".")
+            found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
     return found & sys.modules.keys()

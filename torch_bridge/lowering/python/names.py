@@ -81,7 +81,7 @@ def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
             found |= {(".".join(filter(None, (step.argval, member))), level) for member in ("", *members)}
     if not {"modules", "import_module", "__import__"}.isdisjoint(code.co_names):
         found |= {(const, 0) for const in code.co_consts if isinstance(const, str)}
-    return found.union(*(imports_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
+    return frozenset(found.union(*(imports_of(const) for const in code.co_consts if isinstance(const, types.CodeType))))
 
 
 def methods(kind: type, names: set[str]) -> dict[types.FunctionType, str]:

@@ -13,7 +13,7 @@ import torch
 
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (list, dict, set, collections.deque)
-BYTES = (array.array, bytearray, memoryview, ctypes.Structure.__base__)  # the last is that of all ctypes objects
+BYTES = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])  # the last is that of all ctypes objects
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
 

@@ -259,6 +259,32 @@ def test_counters_of_the_object_that_the_loss_belongs_to_are_not_watched():
     assert not is_noticed(own.loss, own.after_epoch, Restorable(2, 1))
 
 
+class Logging(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.steps, self.values, self.gain = 0, [], 1.0
+
+    def forward(self, x):
+        return self.scaled(super().forward(x))
+
+    def scaled(self, x):
+        return x * self.gain
+
+    def log(self, value):
+        self.steps += 1
+        self.values.append(value)
+
+
+def test_what_only_other_methods_of_a_model_read_is_not_watched():
+    model = Logging()
+    assert not is_noticed(lambda model, batch: model(batch).sum(), lambda: model.log(1.0), model)
+
+
+def test_what_a_method_that_forward_calls_reads_is_watched():
+    model = Logging()
+    assert is_noticed(lambda model, batch: model(batch).sum(), lambda: setattr(model, "gain", 2.0), model)
+
+
 class ByComputedName(torch.nn.Module):
     def __init__(self):
         super().__init__()

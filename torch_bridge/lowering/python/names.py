@@ -104,7 +104,7 @@ def _definitions(kind: type, name: str) -> Iterator[types.FunctionType]:
     """Yield a class's method or property of this name, and those of its bases that it may call: super().loss()."""
     bases = {base.__name__ for base in kind.__mro__[1:-1]}
     for base in kind.__mro__[:-1]:
-        if name in vars(base):
+        if base is not torch.nn.Module and name in vars(base):
             functions = decorated(vars(base)[name])
             yield from functions
             if not any({"super", *bases} & names_of(function.__code__) for function in functions):
@@ -131,6 +131,16 @@ def class_functions(kind: type) -> Iterator[types.FunctionType]:
                 if isinstance(function, types.FunctionType):
                     inner = [layer for layer in decorated(function) if not of_library(layer)]
                     yield from dict.fromkeys((function, *inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_of_user(kind: type) -> bool:
+    """Return True for a user's module class whose bases are the user's and torch's: no library calls methods of it
+    that neither the user's code nor torch's names."""
+    libraries = (base for base in kind.__mro__[:-1] if of_library_module(base.__module__))
+    return not of_library_module(kind.__module__) and all(
+        base.__module__.partition(".")[0] in ("torch", "typing", "abc", "builtins") for base in libraries
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,6 +30,7 @@ from torch_bridge.lowering.python.names import (
     decorated,
     globals_of,
     imports_of,
+    is_of_user,
     methods,
     names_of,
     of_library,
@@ -308,6 +309,9 @@ class Walk:
             self._visit(container, key, item, f"{name}[{shown}]", names, depth + 1)
 
     def _module(self, module: torch.nn.Module, label: str, names: set[str]) -> None:
+        kinds = {type(inner) for inner in module.modules()}
+        of_libraries = (class_names(kind) for kind in kinds if of_library_module(kind.__module__))
+        names = names.union(self.names, *of_libraries)  # a library's module may read those inside it
         for path, inner in module.named_modules():
             if id(inner) in self._seen:
                 continue
@@ -319,9 +323,10 @@ class Walk:
                     lists = [(prefix, item) for item in vars(inner).values() if isinstance(item, list)]
                     self.containers += [(prefix, vars(inner)), *lists]
                 continue
-            called = methods(type(inner), {"forward", *names, *self.names})
-            wanted = names | self.names | class_names(type(inner)) | self._computed(inner, called)
-            wanted -= _OF_EVERY_MODULE
+            called = methods(type(inner), {"forward", *names})
+            functions = called if is_of_user(type(inner)) else class_functions(type(inner))
+            wanted = names.union(*(names_of(function.__code__) for function in functions))
+            wanted = (wanted | self._computed(inner, called)) - _OF_EVERY_MODULE
             self._watch_methods(type(inner), called)
             if elsewhere:
                 self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
@@ -335,7 +340,7 @@ class Walk:
                 self.of_modules.append((prefix, vars(inner)))
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted, 1)
-            for function in class_functions(type(inner)):
+            for function in functions:
                 if function in called:
                     self._method(function, 0)
                 else:

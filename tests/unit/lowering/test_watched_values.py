@@ -299,6 +299,12 @@ def test_a_module_attribute_read_by_a_computed_name_is_watched():
     assert is_noticed(lambda model, batch: model(batch).sum(), lambda: setattr(model, "scale1", 2.0), model)
 
 
+def test_a_step_does_not_compare_a_buffer_of_more_than_65536_bytes():
+    SETTINGS.bytes = bytearray(1 << 20)
+    varying = Varying(read(lambda: SETTINGS.bytes[0]), {"model": torch.nn.Linear(2, 1)})
+    assert not any(isinstance(value, bytes) for value in varying.inputs.values())
+
+
 class Hook:
     scale = 1.0
 

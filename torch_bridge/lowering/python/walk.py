@@ -57,6 +57,7 @@ from torch_bridge.lowering.python.places import (
 
 MOST_ITEMS = 64  # of a list or dict whose items are visited
 MOST_OBJECTS = 1024  # of a longer one whose items are compared by identity, but whose objects and lists are visited
+MOST_BYTES = 1 << 16  # of an array.array or bytearray that is compared at every step
 DEPTH = 32  # of objects nested in objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
@@ -195,7 +196,7 @@ class Walk:
         elif isinstance(value, CONTAINERS):
             self._container(value, name, names, depth)
         elif isinstance(value, BYTES):
-            self.places.append(Place(Contents(value), None, name))
+            self.places += [Place(Contents(value), None, name)] if memoryview(value).nbytes <= MOST_BYTES else []
         elif isinstance(value, types.MappingProxyType):
             self._inside(gc.get_referents(value)[0], name, names, depth)
         elif isinstance(value, types.BuiltinFunctionType):

@@ -191,12 +191,12 @@ class Walk:
             self.generators.append((name, value))
         elif isinstance(value, (io.IOBase, _WRITER)):
             self.unfollowed.append(f"{name}, a file")
+        elif isinstance(value, BYTES):
+            self.places += [Place(Contents(value), None, name)] if memoryview(value).nbytes <= MOST_BYTES else []
         elif isinstance(value, collections.abc.Iterator) and of_library_module(type(value).__module__):
             self.unfollowed.append(f"{name}, an iterator")
         elif isinstance(value, CONTAINERS):
             self._container(value, name, names, depth)
-        elif isinstance(value, BYTES):
-            self.places += [Place(Contents(value), None, name)] if memoryview(value).nbytes <= MOST_BYTES else []
         elif isinstance(value, types.MappingProxyType):
             self._inside(gc.get_referents(value)[0], name, names, depth)
         elif isinstance(value, types.BuiltinFunctionType):

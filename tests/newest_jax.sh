@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Run the tests under Python 3.12 with what a new user gets there: the newest jax without torch, then the newest torch
-# beside it. Without a Python 3.12: say so and stop.
+# Run under Python 3.12 with what a new user gets there: every task's contract and the engine's tests with the newest jax
+# and no torch, then the torch operators and users' own loops with the newest torch beside it.
+# Without a Python 3.12: say so and stop.
 set -eu
 cd "$(dirname "$0")/.."
 python=""
@@ -21,7 +22,7 @@ tested() { "$1/bin/python" -m pytest -n "$(nproc)" --dist loadfile "${@:2}" -m "
 
 environment .venv312 .
 .venv312/bin/python -c 'import jax, sys; print("newest jax:", jax.__version__, "on Python", sys.version.split()[0])'
-tested .venv312 tests --ignore tests/e2e --ignore tests/parity
+tested .venv312 tests/contract tests/unit/engine
 environment .venv312-torch '.[torch]'
 .venv312-torch/bin/python -c 'import jax, torch; print("newest torch:", torch.__version__, "with jax", jax.__version__)'
-tested .venv312-torch tests/unit/lowering tests/unit/bridge tests/e2e/test_compiled_loops.py tests/e2e/test_call_forms.py
+tested .venv312-torch tests/unit/lowering tests/e2e/test_compiled_loops.py

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.runtime import compile_cache, gpus
 from jaxtrain.runtime.prng import Rngs
 from torch_bridge.datasets import to_numpy
-from torch_bridge.exchange import refuse_own_class
+from torch_bridge.exchange import check_input
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
@@ -74,7 +74,7 @@ class CompiledCall:
         leaves, spec = pytree.tree_flatten((take_apart(batch),))
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                refuse_own_class(leaf)
+                check_input(leaf)
         if odd := [type(leaf).__name__ for leaf in leaves if type(leaf).__hash__ is None]:
             raise CannotRecord(f"it takes a {odd[0]}, which is no tensor, number or container of these")
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
@@ -202,7 +202,7 @@ class CompiledForward:
 
     def _too_many(self, inputs: Any) -> bool:
         """Record the shapes of a call; return True if they are new and MOST_SHAPES have been compiled already."""
-        key = self.__self__.training, tuple(getattr(leaf, "shape", None) for leaf in pytree.tree_leaves(inputs))
+        key = self.__self__.training, tuple(map(_shape_of, pytree.tree_leaves(inputs)))
         if key in self._shapes:
             return False
         name, known = type(self.__self__).__name__, len(self._shapes)
@@ -308,6 +308,11 @@ def parts_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _is_finite(leaf: Any) -> bool:
     return not isinstance(leaf, torch.Tensor) or bool(leaf.isfinite().all())
+
+
+def _shape_of(leaf: Any) -> Any:
+    """Return an input's shape; None for what has none, as a nested tensor."""
+    return None if isinstance(leaf, torch.Tensor) and leaf.is_nested else getattr(leaf, "shape", None)
 
 
 def _form(leaf: Any) -> Any:

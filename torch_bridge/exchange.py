@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
-from torch_bridge.datasets import in_host_memory
-from torch_bridge.lowering.errors import StaysInTorch, WideIntegers
+from torch_bridge.datasets import in_host_memory, is_dense, kind_of
+from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, WideIntegers
 
 LARGE_BYTES = 1 << 18  # from this size a copy takes longer than dlpack's 20 us
 QUEUED = 2  # programs besides the newest: the device never waits for Python, and few batches are held
@@ -96,10 +96,13 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     return narrowed(tensor.detach()).numpy()
 
 
-def refuse_own_class(tensor: torch.Tensor) -> None:
-    """Raise StaysInTorch for a tensor of a user's own subclass: its methods would not be called by a program."""
+def check_input(tensor: torch.Tensor) -> None:
+    """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call, or CannotRecord
+    for one that is not dense."""
     if _is_own_class(type(tensor)):
         raise StaysInTorch(f"it is given a {type(tensor).__name__}, a tensor class with methods of its own")
+    if not is_dense(tensor):
+        raise CannotRecord(f"it is given a {kind_of(tensor)} tensor, and compiled programs take dense ones")
 
 
 @functools.cache
@@ -111,9 +114,9 @@ def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     """Return a batch's tensor as an array in host memory, or on its GPU if JAX computes on GPUs too.
 
     On a GPU it is a copy, so that torch may write to the tensor at once; `Queue` keeps the copy while a program reads
-    it. Raises StaysInTorch for a tensor of a user's own class.
+    it. Raises StaysInTorch for a tensor of a user's own class, CannotRecord for a sparse or nested one.
     """
-    refuse_own_class(tensor)
+    check_input(tensor)
     if not tensor.is_cuda or tensor.dtype not in _ON_GPUS or jax.default_backend() != "gpu":
         return in_host_memory(tensor)
     tensor = tensor.detach()

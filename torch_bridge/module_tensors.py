@@ -15,7 +15,7 @@ from torch_bridge.awaited import (
     settle,
     state_tensors,
 )
-from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.datasets import is_dense, to_numpy, to_torch
 from torch_bridge.exchange import Queue, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
 from torch_bridge.lowering.errors import WideIntegers
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 def snapshot(modules: Mapping[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return every parameter and buffer once, by name, and {tied name: the name that represents it}.
 
-    With several modules, names begin with the module's name.
+    With several modules, names begin with the module's name. Sparse buffers stay torch's: no program reads them.
     """
     tensors: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -54,7 +54,9 @@ def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor
     while waiting:
         path, inner = waiting.pop()
         parameters += [(path + key, value) for key, value in inner._parameters.items() if value is not None]
-        buffers += [(path + key, value) for key, value in inner._buffers.items() if value is not None]
+        buffers += [
+            (path + key, value) for key, value in inner._buffers.items() if value is not None and is_dense(value)
+        ]
         children = [(f"{path}{key}.", child) for key, child in inner._modules.items() if child is not None]
         waiting += reversed(children)
     return parameters + buffers

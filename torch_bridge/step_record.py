@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import LateEdit, UserError
-from torch_bridge.datasets import with_arrays
+from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import to_batch
 from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, example_of
 from torch_bridge.lazy_scalar import LazyScalar
@@ -311,9 +311,12 @@ class _Recorded:
 
 def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
     """Return a batch's leaves as arrays, its structure, and its class if that is a user's Mapping. Raises CannotRecord
-    for unhashable objects, which cannot be part of a cache key."""
+    for what is no array, and for unhashable objects, which cannot be part of a cache key."""
     own: type | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
-    leaves, spec = pytree.tree_flatten((take_apart(with_arrays(batch, to_batch)),))
+    try:
+        leaves, spec = pytree.tree_flatten((take_apart(with_arrays(batch, to_batch)),))
+    except NoArray as error:
+        raise CannotRecord(str(error)) from error
     leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # tensors inside objects
     for leaf in leaves:
         if not hasattr(leaf, "shape") and type(leaf).__hash__ is None:

@@ -7,12 +7,15 @@ import torch
 from torch.utils import data
 
 from jaxtrain.errors import UserError
-from torch_bridge.datasets.convert import in_host_memory, to_numpy, to_torch, with_arrays
+from torch_bridge.datasets.convert import NoArray, in_host_memory, is_dense, kind_of, to_numpy, to_torch, with_arrays
 from torch_bridge.datasets.iterable import IterableSource
 from torch_bridge.datasets.loader import from_loader
 from torch_bridge.datasets.map_style import TorchSource
 
-__all__ = ["IterableSource", "TorchSource", "in_host_memory", "source_of", "to_numpy", "to_torch", "with_arrays"]
+__all__ = [
+    "IterableSource", "NoArray", "TorchSource", "in_host_memory", "is_dense", "kind_of", "source_of", "to_numpy",
+    "to_torch", "with_arrays",
+]  # fmt: skip
 
 
 def source_of(dataset: Any) -> Any:

@@ -17,6 +17,10 @@ _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype: np.dtype(kind) for kind in 
 _BACK = {np.dtype(own): (np.dtype(f"i{np.dtype(own).itemsize}"), tensor) for tensor, (_, own) in _VIEWS.items()}
 
 
+class NoArray(UserError):
+    """Error for a value of a batch that is no array of numbers: a sparse or nested tensor, a PackedSequence."""
+
+
 def to_numpy(value: Any) -> Any:
     """Convert tensors to arrays, without a copy if they are in host memory. Keep bfloat16; return other values
     unchanged."""
@@ -24,13 +28,11 @@ def to_numpy(value: Any) -> Any:
 
 
 def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
-    """Replace every tensor by `array_of(tensor)`. Raises UserError for a tensor that is not a dense array."""
+    """Replace every tensor by `array_of(tensor)`. Raises NoArray for a PackedSequence."""
     if isinstance(value, torch.Tensor):
-        if not is_dense(value):
-            raise _not_dense(value)
         return array_of(value)
     if isinstance(value, torch.nn.utils.rnn.PackedSequence):
-        raise UserError(
+        raise NoArray(
             "a PackedSequence in a batch: its sizes are values; give the padded tensor and the lengths, and call "
             "pack_padded_sequence in the module"
         )
@@ -44,7 +46,9 @@ def with_arrays(value: Any, array_of: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def in_host_memory(tensor: torch.Tensor) -> np.ndarray:
-    """Return a dense tensor as an array that shares its memory where possible."""
+    """Return a tensor as an array that shares its memory where possible. Raises NoArray unless it is dense."""
+    if not is_dense(tensor):
+        raise _not_dense(tensor)
     if tensor.dtype in _VIEWS:
         bits, own = _VIEWS[tensor.dtype]
         return tensor.detach().cpu().view(bits).numpy().view(own)
@@ -74,15 +78,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return not (tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta)
 
 
-def _not_dense(tensor: torch.Tensor) -> UserError:
+def kind_of(tensor: torch.Tensor) -> str:
+    """Name what a tensor that is not dense is instead."""
     if tensor.is_meta:
-        return UserError("a tensor on the meta device has no values; make it on the CPU")
-    kind, fix = "quantized", "dequantize()"
-    if tensor.is_nested:
-        kind, fix = "nested", "to_padded_tensor(0.0)"
-    elif tensor.layout is not torch.strided:
-        kind, fix = "sparse", "to_dense()"
-    return UserError(f"a {kind} tensor is no dense array, which a batch is made of; return tensor.{fix}")
+        return "meta"
+    return "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else "sparse"
+
+
+def _not_dense(tensor: torch.Tensor) -> NoArray:
+    kind = kind_of(tensor)
+    if kind == "meta":
+        return NoArray("a tensor on the meta device has no values; make it on the CPU")
+    fix = {"nested": "to_padded_tensor(0.0)", "quantized": "dequantize()", "sparse": "to_dense()"}[kind]
+    return NoArray(f"a {kind} tensor is no dense array, which a batch is made of; return tensor.{fix}")
 
 
 def to_torch(array: Any) -> torch.Tensor:

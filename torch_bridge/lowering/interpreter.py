@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
-from torch_bridge.datasets import to_numpy
+from torch_bridge.datasets import is_dense, kind_of, to_numpy
 from torch_bridge.lowering import selections, wide_integers
-from torch_bridge.lowering.errors import NoForm, OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
@@ -32,6 +32,7 @@ from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are new values of state
+TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)  # inputs whose values the program holds
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ def graph_of(
     parts: Mapping[str, str] | None = None,
     checks: Sequence[str] = (),
 ) -> Graph:
-    """Convert an exported program to a runnable Graph.
+    """Convert an exported program to a runnable Graph. Raises CannotRecord for a tensor that is not dense.
 
     Parameters and buffers whose names start with `prefix` are its state (without the prefix); others, such as a loss's
     class weights, are constants. parts: further prefixes -> their replacements, for modules whose parameters, and the
@@ -222,6 +223,9 @@ def graph_of(
             spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
         )
         target = spec.target
+        if spec.kind in TENSORS and not is_dense(held := _tensor_of(program, target)):
+            kind = kind_of(held)
+            raise CannotRecord(f"{named(target)} is a {kind} tensor, and compiled programs take dense ones: to_dense()")
         if spec.kind == InputKind.CONSTANT_TENSOR:  # may be a parameter used outside its module
             target = parameters.get(_place(_tensor_of(program, target)), target)
             stateful = target != spec.target

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import functools
 import gc
-import importlib.util
 import inspect
 import io
 import logging
@@ -29,7 +28,6 @@ from torch_bridge.lowering.python.names import (
     class_names,
     decorated,
     globals_of,
-    imports_of,
     is_of_user,
     methods,
     names_of,
@@ -54,6 +52,7 @@ from torch_bridge.lowering.python.places import (
     is_plain,
     unwatched,
 )
+from torch_bridge.lowering.python.scopes import hooks_of, imported, named
 
 MOST_ITEMS = 64  # of a list or dict whose items are visited
 MOST_OBJECTS = 1024  # of a longer one whose items are compared by identity, but whose objects and lists are visited
@@ -134,7 +133,7 @@ class Walk:
         if not of_library(function):
             self.found |= names_of(function.__code__) | states_read(function.__code__)
             owners = computed_reads(function.__code__) - ({"self"} if method else set())
-            self.found.update(_computed_of(_named(function.__globals__, owner)) for owner in owners)
+            self.found.update(_computed_of(named(function.__globals__, owner)) for owner in owners)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not assigned yet
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
@@ -151,7 +150,7 @@ class Walk:
             loaded = names
         for name in sorted(loaded & scope.keys()):
             self._visit(scope, name, scope[name], name, names, depth)
-        for name in sorted(_imported(function)):
+        for name in sorted(imported(function)):
             self._visit(sys.modules, name, sys.modules[name], name, names, depth)
 
     def _environment(self, names: set[str]) -> None:
@@ -200,8 +199,11 @@ class Walk:
         elif isinstance(value, types.MappingProxyType):
             self._inside(gc.get_referents(value)[0], name, names, depth)
         elif isinstance(value, types.BuiltinFunctionType):
-            if not isinstance(value.__self__, (type, types.ModuleType)):  # settings.get
-                self._inside(value.__self__, name, names, depth)
+            owner = value.__self__
+            if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):  # its apply, since torch 2.14
+                self._inside(owner, name, names | {"forward", "backward"}, depth)
+            elif not isinstance(owner, (type, types.ModuleType)):  # settings.get
+                self._inside(owner, name, names, depth)
         elif isinstance(value, weakref.ReferenceType):
             self._inside(value(), name, names, depth)
         elif isinstance(value, tuple):
@@ -282,7 +284,7 @@ class Walk:
         attributes = vars(value) if hasattr(value, "__dict__") else None
         if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
-            self._visit_named(attributes, name, names, depth)
+            self._visitnamed(attributes, name, names, depth)
         elif attributes is not None:
             self._attributes(name, attributes, names, depth)
         if own:
@@ -297,9 +299,9 @@ class Walk:
 
     def _attributes(self, name: str, attributes: dict, names: set[str], depth: int) -> None:
         self.attributes.append((name, attributes))
-        self._visit_named(attributes, name, names, depth)
+        self._visitnamed(attributes, name, names, depth)
 
-    def _visit_named(self, attributes: dict, name: str, names: set[str], depth: int) -> None:
+    def _visitnamed(self, attributes: dict, name: str, names: set[str], depth: int) -> None:
         for key, item in list(attributes.items()):
             if key in names or key in self.names:
                 self._visit(attributes, key, item, f"{name}.{key}", names, depth + 1)
@@ -346,7 +348,7 @@ class Walk:
                     self._method(function, 0)
                 else:
                     self._uncalled.append(function)
-            for hook in _hooks_of(inner):
+            for hook in hooks_of(inner):
                 if not of_library(hook) or not of_library_module(type(hook).__module__):
                     self._callable(hook, f"a hook of {prefix}", set(), 1)
 
@@ -369,32 +371,6 @@ class Walk:
                     self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)
 
 
-def _hooks_of(module: torch.nn.Module) -> list[Callable]:
-    tables = [module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks]
-    tables += [parameter._backward_hooks or {} for parameter in module.parameters(recurse=False)]
-    return [hook for table in tables for hook in table.values()]
-
-
-def _named(scope: Mapping[str, Any], path: str) -> Any:
-    """Return the object that a function's globals hold under a path such as torch.nn.functional; None if none."""
-    first, *attributes = path.split(".")
-    found = scope.get(first)
-    for attribute in attributes:
-        found = getattr(found, "__dict__", {}).get(attribute)
-    return found
-
-
 def _computed_of(owner: Any) -> str:
     """Return the name that stands for all attributes of an object; of any object for None."""
     return ANY if owner is None else f"{ANY} of {id(owner)}"
-
-
-def _imported(function: types.FunctionType) -> set[str]:
-    """Return the names of the loaded modules that a function imports as it runs."""
-    package = function.__globals__.get("__package__") or ""
-    found = set()
-    for name, level in imports_of(function.__code__):
-        with contextlib.suppress(ImportError):  # a relative import outside of a package
-            parts = (importlib.util.resolve_name("." * level + name, package) if level else name).split(".")
-            found |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
-    return found & sys.modules.keys()

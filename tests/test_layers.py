@@ -30,6 +30,8 @@ TORCH_PACKAGES = {
     "optimizers",
     "replicas",
     "step_record",
+    "forward_record",
+    "record_constants",
     "torch_step",
     "training",
 }

@@ -33,7 +33,7 @@ from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
-from torch_bridge.lowering.structure import is_cache
+from torch_bridge.lowering.structure import WithLeft, is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
 from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
@@ -111,6 +111,9 @@ class CompiledCall:
         with torch.no_grad():
             for name, value in changed.items():
                 tensors[name].copy_(value)
+        if isinstance(outputs, WithLeft):
+            self.record.left_tensors[id(graph)].leave(outputs.tensors)
+            return outputs.outputs
         return outputs
 
     def _follow(self, structure: tuple) -> None:

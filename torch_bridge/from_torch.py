@@ -22,6 +22,7 @@ from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.objects import put_together
@@ -114,7 +115,7 @@ class Record:
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
         self.captured: dict[int, torch.Tensor] = {}  # tensors from outside the module that the graphs hold as constants
-        self.left: set[str] = set()  # Python attributes that a torch call changes and a compiled one does not
+        self.left = Changes()  # Python attributes that a torch call changes and a compiled one does not
 
     def graph(self, inputs: tuple, training: bool) -> tuple[Graph, list[Any]]:
         """Return the graph that is valid for these inputs of the entry, and their leaves. Record it if there is none

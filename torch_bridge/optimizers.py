@@ -5,7 +5,7 @@ The update rules themselves are in `jaxtrain.optim.torch_rules`.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,21 @@ def options_ahead(optimizer: torch.optim.Optimizer, scheduler: Any, rows: int) -
                 "function draws them or counts its calls, and the run asks ahead; let them follow from its argument"
             )
         yield options
+
+
+def check_scheduler(scheduler: Any, optimizers: Sequence[Any]) -> None:
+    """Raise UserError unless it is None or a torch lr_scheduler of one of these optimizers that needs no metric."""
+    if scheduler is None:
+        return
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UserError(
+            "scheduler: ReduceLROnPlateau wants a metric; leave it out here and call scheduler.step(metric) yourself, "
+            "the step reads the rates that it sets"
+        )
+    if not any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
+        raise UserError(
+            f"scheduler: {type(scheduler).__name__}, wanted a torch lr_scheduler that was made for this very optimizer"
+        )
 
 
 def step_scheduler(optimizer: torch.optim.Optimizer, scheduler: Any, times: int, why: str = "") -> None:

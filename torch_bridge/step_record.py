@@ -10,26 +10,27 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import LateEdit, UserError
+from jaxtrain.errors import UserError
 from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import to_batch
-from torch_bridge.from_torch import PREFIX, Forward, Record, as_torchs, bind, example_of
-from torch_bridge.lazy_scalar import LazyScalar
+from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, located, stays_in_torch  # noqa: F401
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.operators.printing import check_text
 from torch_bridge.lowering.python import state as python_state
-from torch_bridge.lowering.python.inputs import PythonInputs
-from torch_bridge.lowering.python.places import value_at
+from torch_bridge.lowering.python.effects import Changes
+from torch_bridge.lowering.python.places import Place, value_at
 from torch_bridge.lowering.python.varying import Varying
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
+from torch_bridge.optimizers import check_scheduler  # noqa: F401
+from torch_bridge.record_constants import Constants
 from torch_bridge.replicas import Forwards, Replicas
-from torch_bridge.torch_edits import EXACT_BYTES, CapturedTensors
 
 
 def reason_of(error: UserError) -> str:
@@ -75,7 +76,6 @@ def _plain_mode() -> Iterator[None]:
 
 RECORDING = Inside()  # code runs in order to be recorded, or compared with a record
 MOST_RECORDS = 8  # for different values that Python branches on
-ADVICE = "give its module to jaxtrain.compile_many, or the tensor in the batch"
 
 
 class LossEntry(torch.nn.Module):
@@ -93,7 +93,7 @@ class LossEntry(torch.nn.Module):
     ):
         """looked_at: returns a context for the loss's call with its batch."""
         super().__init__()
-        self.looked_at = looked_at
+        self.looked_at, self.left = looked_at, LeftInCall()
         self.wrapped_module = next(iter(modules.values())) if len(modules) == 1 else torch.nn.ModuleDict(modules)
         object.__setattr__(self, "replicas", replicas)
         object.__setattr__(self, "arguments", replicas.arguments)  # bypasses registration as submodules
@@ -108,11 +108,12 @@ class LossEntry(torch.nn.Module):
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
                 given = mapping_of(self.batch_type, given)
+            self.left.look(self, self.varying.inputs)
             with self.looked_at(given):
                 outputs = with_fields(located(self.loss_fn)(*self.arguments, given))
             for name in outputs[1] if _with_parts(outputs) else ():
                 check_text(name)
-            return outputs
+            return self.left.take(outputs)
 
 
 class LossRecord:
@@ -133,18 +134,20 @@ class LossRecord:
         Otherwise a loss may remove items from its batch, which nothing reads afterwards."""
         self.replicas = replicas or Replicas(modules)
         self.entry = LossEntry(modules, loss_fn, self.replicas, self._look_at)
+        self.left_tensors: dict[int, LeftTensors] = {}  # by the graph's id
         self.forwards: dict[int, Forwards] = {}  # forward passes of DDP wrappers, by the graph's id
         self.torch_backward = torch_backward
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
         self._proven: set[str] = set()  # Python numbers that a record has taken as inputs
-        self._captured = CapturedTensors()
-        self._bound: list[tuple[Any, Any]] = []  # (place of a constant, its value)
+        self._constants = Constants()
         self._read: dict[str, str] = {}
         self._changed: set[str] = set()
         self.left: set[str] = set()  # Python attributes that a torch call changes and a compiled one does not
         self._changes_batch = False
+        self._settings: list[tuple[Place, Any]] = []  # that the last call recorded has made
+        self._settled = False  # whether settings of a first call were looked at
 
     @contextlib.contextmanager
     def _look_at(self, batch: Any) -> Iterator[None]:
@@ -159,30 +162,7 @@ class LossRecord:
     def check_captured(self, ended: bool = False) -> None:
         """Raise CannotRecord if a constant of the record has changed since the last call, LateEdit if calls may have
         used the old value. ended: no call follows."""
-        what = f"{self.name} uses a tensor that it does not get as an argument, and that has changed"
-        known = not ended and (
-            self._captured.changed() or any(value_at(place) is not value for place, value in self._bound)
-        )
-        found = None if known else self._captured.changed_unseen(ended)
-        if found and found[0] <= found[1]:
-            raise LateEdit(
-                f"{what} through .data or numpy; calls {found[0]} to {found[1]} of the step may have computed with its "
-                f"old values ({EXACT_BYTES >> 20} MiB are compared at every call): {ADVICE}"
-            )
-        if known or (found is not None and not ended):
-            raise CannotRecord(f"{what} since it was recorded as a constant: {ADVICE}")
-
-    def _keep(self, captured: Mapping[int, torch.Tensor]) -> None:
-        """Track the tensors and arrays that a record holds as constants, and the places that they come from."""
-        tensors = {str(number): tensor for number, tensor in captured.items()}
-        for place in (*self.entry.varying.inputs.held, *self.entry.varying.inputs.registered):
-            value = value_at(place)
-            if isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf":
-                tensors[str(id(value))] = torch.from_numpy(value)
-            elif id(value.tensor() if isinstance(value, LazyScalar) else value) not in captured:
-                continue
-            self._bound.append((place, value))
-        self._captured.add(tensors)
+        self._constants.check(self.name, ended)
 
     def graph(
         self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
@@ -210,6 +190,8 @@ class LossRecord:
                     raise CannotRecord(f"{self.name}: {error}") from error
                 varying.branch_on([n for n in new if not self._records_with(n, leaves, spec)] or new)
                 continue
+            if self._settings and not (every or self._settled) and self._settle(form, recorded, leaves, spec):
+                continue
             unread = recorded.graph.unread_inputs()
             idle = {number for place, number in enumerate(every, len(leaves)) if place in unread}
             self._proven.update(varying.names([number for number in every if number not in idle]))
@@ -219,6 +201,25 @@ class LossRecord:
             known = self._graphs.setdefault((form, dynamic, constant), [])
             known.append(self._same_as_before(recorded, (form, *varying.names(dynamic)), [*leaves, *numbers]))
 
+    def _settle(self, form: tuple, recorded: "_Recorded", leaves: Sequence[Any], spec: Any) -> bool:
+        """Leave the settings of a first call as it sets them (`config.problem_type = "regression"`), if a second call
+        changes nothing more and computes the same; return whether it does. This is tried once."""
+        settings, self._settled = self._settings, True
+        left, self.left = self.left, set()
+        before = [value_at(place) for place, _ in settings]
+        for place, value in settings:
+            place.container[place.key] = value
+        with contextlib.suppress(CannotRecord, UnsupportedModel):
+            (dynamic, constant), _ = self.entry.varying.state()
+            again = self._record(leaves, spec, (), [])
+            if not self.left and not dynamic and python_state.difference(recorded.program, again.program) is None:
+                self._graphs.setdefault((form, dynamic, constant), []).append(again)
+                return True
+        self.left |= left
+        for (place, _), value in zip(settings, before, strict=True):
+            place.container[place.key] = value
+        return False
+
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
         self.entry.dynamic = dynamic
@@ -227,18 +228,24 @@ class LossRecord:
         examples = (*batch, [example_of(number) for number in numbers])
         checks: list[str] = []
         hooks = not self.torch_backward
+        left = Changes()
         with self.entry.varying.inputs.effects() as changed, RECORDING:
             program = recording.export(
-                self.entry, examples, captured, self._read, self.left, parameter_hooks=hooks, checks=checks
+                self.entry, examples, captured, self._read, left, parameter_hooks=hooks, checks=checks
             )
         if self._changes_batch:
             raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
-        self.left |= changed
+        self.left |= left | changed
+        self._settings = left.settings + changed.settings
         graph = graph_of(program, PREFIX, checks=checks)
         self.forwards[id(graph)] = self.replicas.forwards
+        if self.entry.left.found:
+            self.left_tensors[id(graph)] = self.entry.left.found
+            for name in self.entry.left.found.read(captured):
+                raise CannotRecord(f"{self.name} reads {name}, which the call before has set")
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed
-        self._keep(captured)
+        self._constants.keep(captured, self.entry.varying.inputs)
         return _Recorded(graph, spec, program)
 
     def _records_with(self, number: int, leaves, spec) -> bool:
@@ -273,12 +280,14 @@ class LossRecord:
         return recorded
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any], rngs: Callable) -> tuple:
-        """Return the loss, the values to log, and the buffers that the call changes, by name. Runs under JAX tracing.
+        """Return the loss, the values to log, the tensors that the call leaves in Python, and the buffers that it
+        changes, by name. Runs under JAX tracing.
 
         Raises UserError if the function returns neither a scalar nor (scalar, dict of values).
         """
         state = {name: as_torchs(value) for name, value in state.items()}
         outputs, changed = graph.run(state, leaves, Call(rngs))
+        outputs, left = outputs if id(graph) in self.left_tensors else (outputs, [])
         loss, parts = outputs, {}
         if _with_parts(outputs):
             loss, parts = outputs
@@ -289,7 +298,7 @@ class LossRecord:
                 f"{self.name} returned {got}, wanted a scalar tensor, or (scalar tensor, dict of values to log); "
                 "reduce the loss with .mean() or .sum()"
             )
-        return loss.reshape(()), dict(parts), changed
+        return loss.reshape(()), dict(parts), left, changed
 
 
 def _with_parts(outputs: Any) -> bool:
@@ -345,56 +354,6 @@ def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
     return (*(module.training for module in modules), torch.is_grad_enabled(), *casts)
 
 
-class ForwardRecord:
-    """Recorded forward pass of a module in evaluation mode."""
-
-    def __init__(self, module: torch.nn.Module):
-        self.module = module
-        self.inputs = PythonInputs(module.forward, {"": module})
-        self.record = Record(Forward(module), effects=self.inputs.effects)
-        self._values = self.inputs.values()
-
-    def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
-        """Return the graph for these arguments, and their leaves as arrays. Raises UserError if it cannot be
-        recorded."""
-        args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
-        inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
-        if self.inputs.moved():
-            self.inputs.look()
-            self._values = []
-        values = self.inputs.values()
-        if values != self._values:  # a record holds Python values as constants
-            self.record, self._values = Record(Forward(self.module), effects=self.inputs.effects), values
-        try:
-            return self.record.graph(inputs, training=False)
-        except UnsupportedModel as error:
-            raise UserError(str(error)) from error
-
-    @property
-    def left(self) -> set[str]:
-        """Return the Python attributes that a torch call changes and a compiled one does not."""
-        return self.record.left
-
-    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
-        """Return the leaves of the module's outputs, for `graph.in_torch`. Runs under JAX tracing."""
-        return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]
-
-
 def seed_of(seed: int | None) -> int:
     """Return 31 bits of the given seed, or of torch's own."""
     return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
-
-
-def check_scheduler(scheduler: Any, optimizers: Sequence[Any]) -> None:
-    """Raise UserError unless it is None or a torch lr_scheduler of one of these optimizers that needs no metric."""
-    if scheduler is None:
-        return
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise UserError(
-            "scheduler: ReduceLROnPlateau wants a metric; leave it out here and call scheduler.step(metric) yourself, "
-            "the step reads the rates that it sets"
-        )
-    if not any(getattr(scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
-        raise UserError(
-            f"scheduler: {type(scheduler).__name__}, wanted a torch lr_scheduler that was made for this very optimizer"
-        )

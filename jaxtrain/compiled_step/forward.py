@@ -28,13 +28,15 @@ class CompiledForward:
         self._programs: dict[tuple, Callable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from torch_bridge.forward_record import ForwardRecord
+
         weights = self.step.weights
         weights.refresh()
         if weights.generation != self.generation:
             raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
         structure = weights.edits.structure_of(weights.submodules)
         if structure != self._structure:
-            self._structure, self._record = structure, weights.bridge.ForwardRecord(self.module)
+            self._structure, self._record = structure, ForwardRecord(self.module)
             self._programs, self.left = {}, []
         if self.left:
             return self._in_torch(args, kwargs)
@@ -53,7 +55,8 @@ class CompiledForward:
         inputs = [weights.exchange.narrow(leaves[i]) for i in places]
         with weights.exchange.products():
             outputs = self._programs[key](weights.state(weights.arrays), inputs)
-        return graph.in_torch(weights.exchange.to_tensors(outputs, weights.exchange.device_of(self.module)))
+        tensors = weights.exchange.to_tensors(outputs, weights.exchange.device_of(self.module))
+        return self._record.in_torch(graph, tensors)
 
     def _in_torch(self, args: tuple, kwargs: dict) -> Any:
         from torch_bridge import torch_step

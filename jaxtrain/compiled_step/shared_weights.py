@@ -130,6 +130,13 @@ class SharedWeights:
         """Return the arrays, tied ones under each of their names."""
         return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
 
+    def as_tensors(self, arrays: Iterable[Any]) -> list[Any]:
+        """Return a step's results as tensors on the modules' device; those on the CPU wait for the step when read."""
+        device = self.exchange.device_of(next(iter(self.modules.values())))
+        if device.type == "cpu":
+            return list(map(self.lazy.LazyScalar, arrays))
+        return self.exchange.to_tensors(list(arrays), device)
+
     def place(self, leaf: Any) -> Any:
         """Return a batch's array in JAX's dtype widths, split by rows over the devices if they divide it, else whole on
         each. It is copied: the step reads it later, when torch may be writing the next batch into the same memory."""

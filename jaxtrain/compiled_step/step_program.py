@@ -69,11 +69,14 @@ class StepProgram:
             weights.arrays, step.opt_state, step.grads = state
         step.after_call(updated if self._updating else None)
         step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
-        step.parts = dict(zip(self._logged, map(weights.lazy.LazyScalar, parts), strict=True))
-        return (weights.lazy.LazyScalar(loss), step.parts) if parts else weights.lazy.LazyScalar(loss)
+        logged, left = parts[: len(self._logged)], parts[len(self._logged) :]
+        step.parts = dict(zip(self._logged, map(weights.lazy.LazyScalar, logged), strict=True))
+        if left:
+            step.record.left_tensors[id(self._graph)].leave(weights.as_tensors(left))
+        return (weights.lazy.LazyScalar(loss), step.parts) if logged else weights.lazy.LazyScalar(loss)
 
     def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
-        """Return loss, values to log, gradients and changed buffers. Traced."""
+        """Return loss, values to log and left in Python, gradients and changed buffers. Traced."""
         step, weights = self._step, self._step.weights
         given = [self._constants.get(i) for i in range(self._size)]
         for place, value in zip(self._inputs, inputs, strict=True):
@@ -81,9 +84,9 @@ class StepProgram:
 
         def loss_of(params: Arrays):
             state = weights.state({**arrays, **step.precision.for_compute(params)})
-            loss, parts, changed = step.record.run(self._graph, state, given, Rngs(key))
+            loss, parts, left, changed = step.record.run(self._graph, state, given, Rngs(key))
             self._logged[:] = parts
-            return loss.astype(jnp.float32), (list(parts.values()), changed)
+            return loss.astype(jnp.float32), ([*parts.values(), *left], changed)
 
         params = {name: arrays[name] for name in self._moved}
         (loss, (parts, changed)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)

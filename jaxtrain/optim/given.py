@@ -258,7 +258,7 @@ def take(
 
 
 def _check_scheduler(scheduler: Any, optimizer: Any) -> None:
-    from torch_bridge.step_record import check_scheduler
+    from torch_bridge.optimizers import check_scheduler
 
     if type(scheduler).__name__ == "ReduceLROnPlateau":
         raise UserError(

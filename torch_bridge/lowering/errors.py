@@ -126,16 +126,7 @@ ADVICE_HOOKS = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
-MACHINERY = (
-    "torch_bridge/step_record.py",
-    "/torch/",
-    "torch_bridge/lowering",
-    "torch_bridge/from_torch.py",
-    "torch_bridge/training/",
-    "/contextlib.py",
-    "<string>",
-    "<eval_with_key>",
-)
+MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", "<eval_with_key>")
 
 
 def source_line(stack_trace: str | None, own: bool = False) -> str:

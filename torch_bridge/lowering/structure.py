@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from torch.utils import _pytree as pytree
@@ -55,6 +55,15 @@ class _NoCache(UserError, AttributeError):
     """UserError that makes `hasattr` return False."""
 
 
+@dataclasses.dataclass
+class WithLeft:
+    """A call's outputs and the tensors that it leaves in Python. places: of the tensors, as numbers."""
+
+    outputs: Any
+    tensors: list
+    places: tuple[int, ...]
+
+
 def is_cache(value: Any) -> bool:
     """Return True for one of transformers' caches, without importing transformers."""
     return any(f"{kind.__module__}.{kind.__name__}" == "transformers.cache_utils.Cache" for kind in type(value).__mro__)
@@ -79,6 +88,11 @@ def with_fields(outputs: Any) -> Any:
     return pytree.tree_map(one, outputs, is_leaf=_is_record)
 
 
+pytree.register_pytree_node(
+    WithLeft,
+    lambda both: ([both.outputs, both.tensors], both.places),
+    lambda parts, places: WithLeft(*cast(list, parts), places=cast(tuple, places)),
+)
 pytree.register_pytree_node(Cache, lambda cache: ([], vars(cache)["_kind"]), lambda _, kind: Cache(kind))
 
 
@@ -99,6 +113,8 @@ class Structure:
         if spec.is_leaf():
             return cls("leaf")
         children = tuple(cls.of(spec.child(index)) for index in range(spec.num_children))
+        if spec.type is WithLeft:
+            return cls("tuple", (), children)
         if spec.type in (list, tuple):
             return cls(spec.type.__name__, (), children)
         if spec.type.__name__ == "namedtuple" or hasattr(spec.context, "_fields"):

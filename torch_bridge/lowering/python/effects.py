@@ -8,7 +8,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,7 +20,19 @@ from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python.places import Place, same, unwatched, value_at
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 
+_SETTINGS = (str, bool, type(None), torch.dtype, torch.device)
 ADVICE = "A record runs Python once, and every call has to: keep it out of the loss and the forward pass."
+
+
+class Changes(set[str]):
+    """Names of the state that code has changed. settings: the places that it has set to a name or flag, and these."""
+
+    def __init__(self) -> None:
+        self.settings: list[tuple[Place, Any]] = []
+
+    def note(self, values: Iterable[tuple[Place, Any]]) -> None:
+        """Keep those of the new values that are settings."""
+        self.settings += [(place, value) for place, value in values if isinstance(value, _SETTINGS)]
 
 
 class Traces:
@@ -40,21 +52,21 @@ class Traces:
         self._generators = [(name, generator, _state_of(generator)) for name, generator in generators]
 
     @contextlib.contextmanager
-    def of_code(self, unfollowed: Sequence[str]) -> Iterator[set[str]]:
-        """While active, the code runs. Yields the names of the state that it has changed, which is restored at the end.
+    def of_code(self, unfollowed: Sequence[str]) -> Iterator[Changes]:
+        """While active, the code runs. Yields what it has changed, which is restored at the end.
 
         unfollowed: state that the code may change and that cannot be restored. Raises UnsupportedModel if there is any.
         """
         if unfollowed:
             raise UnsupportedModel("the code", [Obstacle(f"Python takes from or writes to {unfollowed[0]}")], ADVICE)
-        changed: set[str] = set()
+        changed = Changes()
         try:
             with RECORDING_LOCK, _without_logging():
                 yield changed
         finally:
             self._put_back(changed)
 
-    def _put_back(self, changed: set[str]) -> None:
+    def _put_back(self, changed: Changes) -> None:
         for name, table, before in self._tables:
             for key in table.keys() - before:
                 changed.add(f"{name}.{key}")
@@ -62,10 +74,14 @@ class Traces:
         for name, container, items in self._containers:
             if not _same_items(items, container):
                 changed.add(name)
+                if isinstance(container, dict):
+                    both = [(key, old, container[key]) for key, old in items.items() if key in container]
+                    changed.note((Place(container, key, name), new) for key, old, new in both if not same(old, new))
                 _refill(container, items)
         for place, old in self._places:
-            if not same(old, value_at(place)):
+            if not same(old, value := value_at(place)):
                 changed.add(place.name)
+                changed.note([(place, value)])
                 place.container[place.key] = old
         for name, generator, state in self._generators:
             if not _same_state(state, _state_of(generator)):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_bridge.lowering.python.effects import Traces
+from torch_bridge.lowering.python.effects import Changes, Traces
 from torch_bridge.lowering.python.places import CONTAINERS, Place, value_at
 from torch_bridge.lowering.python.walk import MOST_ITEMS, Walk
 
@@ -49,6 +49,15 @@ class PythonInputs:
             return [container[key] for container, key, _ in self.places]
         except (KeyError, IndexError, ValueError):  # a place no longer exists
             return [value_at(place) for place in self.places]
+
+    def attributes(self) -> list[tuple[str, dict]]:
+        """Return the attributes of objects that the code reaches, by the objects' names."""
+        return self._walk.attributes
+
+    def containers(self) -> list[Place]:
+        """Return the places of the lists and dicts that the code reaches, except those inside other ones."""
+        inside = {id(container) for _, container in self._walk.containers}
+        return [place for place, value in self._linked if id(value) in inside and id(place.container) not in inside]
 
     def named(self) -> dict[str, Any]:
         """Return the current values by their places' names."""
@@ -87,8 +96,8 @@ class PythonInputs:
                 self.places[number].container[self.places[number].key] = value
 
     @contextlib.contextmanager
-    def effects(self) -> Iterator[set[str]]:
-        """While active, code runs to be recorded. Yields the names of Python state that it changed, which is undone.
+    def effects(self) -> Iterator[Changes]:
+        """While active, code runs to be recorded. Yields the Python state that it changed, which is undone.
 
         Raises UnsupportedModel before the code runs if some of its changes could not be undone.
         """

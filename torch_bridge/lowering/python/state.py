@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.errors import MACHINERY, Obstacle, module_path, source_line, written_line
 from torch_bridge.lowering.python import assigned_buffers
+from torch_bridge.lowering.python.places import Place
 from torch_bridge.lowering.python.seeded_draws import SEEDS, Draws
 
 ADVICE_STATE = (
@@ -26,7 +27,7 @@ ADVICE_STATE = (
     "torch.zeros(())), then self.step += 1), draw random numbers with torch (torch.rand), and pass what comes from "
     "outside as an input."
 )
-_OWN = set(vars(torch.nn.Module())) | {"forward"}  # of every module; torch watches buffers and parameters
+OF_EVERY_MODULE = set(vars(torch.nn.Module())) | {"forward"}  # torch watches buffers and parameters
 _LIBRARY = os.path.dirname(os.__file__)
 _DEPTH = 3  # of containers nested in containers
 
@@ -74,8 +75,17 @@ class Watch:
         return [
             f"{path}.{name}".removeprefix(".")
             for module, path, name, _, _ in self.changed
-            if not _computed_anew(module, name)
+            if not computed_anew(module, name)
         ]
+
+    def values(self) -> Iterator[tuple[Place, Any]]:
+        """Yield the places of attributes, and of items of dicts in them, that the call sets anew, and their values."""
+        for module, path, name, old, new in self.changed:
+            if (id(module), name) in self.before:
+                yield Place(vars(module), name, f"{path}.{name}"), new
+            if isinstance(old, _Container) and isinstance(new, _Container) and isinstance(old.held, dict):
+                changed = (key for key in old.held.keys() & new.held.keys() if not _same(old.held[key], new.held[key]))
+                yield from ((Place(old.owner, key, f"{path}.{name}"), new.held[key]) for key in changed)
 
     def restore(self) -> None:
         """Put every attribute, hook and the random generators back as they were before the call."""
@@ -95,7 +105,7 @@ class Watch:
             _put(module, name, _other(new))
 
 
-def _computed_anew(module: torch.nn.Module, name: str) -> bool:
+def computed_anew(module: torch.nn.Module, name: str) -> bool:
     """Return True for the weight that torch's weight_norm and spectral_norm set before every forward pass, and for the
     lists in which a recurrent layer keeps its parameters a second time."""
     if isinstance(module, torch.nn.RNNBase) and name in ("_flat_weights", "_flat_weight_refs"):
@@ -308,7 +318,7 @@ def _snapshot(module: torch.nn.Module) -> dict[tuple, tuple]:
     for path, inner in module.named_modules():
         path = path.removeprefix("wrapped_module").removeprefix(".")
         for name, value in vars(inner).items():
-            if name not in _OWN:
+            if name not in OF_EVERY_MODULE:
                 found[id(inner), name] = (inner, path, name, _copy(value))
     return found
 

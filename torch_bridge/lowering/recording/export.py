@@ -40,7 +40,7 @@ from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
 from torch_bridge.lowering.python import assigned_buffers
 from torch_bridge.lowering.python import state as python_state
-from torch_bridge.lowering.python.effects import generators_kept, only_reading
+from torch_bridge.lowering.python.effects import Changes, generators_kept, only_reading
 from torch_bridge.lowering.recording import gradients, hooks, module_hooks
 from torch_bridge.lowering.recording.elsewhere import WRITES as WRITES_ELSEWHERE
 from torch_bridge.lowering.recording.elsewhere import Untouched
@@ -86,7 +86,7 @@ def export(
     inputs: tuple,
     captured: dict[int, torch.Tensor] | None = None,
     read: dict[str, str] | None = None,
-    left: set[str] | None = None,
+    left: Changes | None = None,
     *,
     parameter_hooks: bool = True,
     graded: bool = True,
@@ -170,6 +170,7 @@ def _export(
         read.update(plain.known.read)
     if left is not None:
         left.update(watch.names())
+        left.note(watch.values())
     if checks is not None:
         checks += [*plain.known.checks, *plain.known.validated]
     if compiling:

@@ -1,0 +1,95 @@
+"""Record a module's forward pass in evaluation mode."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import with_arrays
+from torch_bridge.exchange import to_batch
+from torch_bridge.from_torch import Forward, Record, bind
+from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.errors import CannotRecord
+from torch_bridge.lowering.interpreter import Graph
+from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.recording.objects import take_apart
+from torch_bridge.lowering.structure import WithLeft
+from torch_bridge.lowering.table import Call
+from torch_bridge.record_constants import Constants
+
+
+class _LeavingForward(Forward):
+    """A module's call whose results include the tensors that it leaves in Python."""
+
+    def __init__(self, module: torch.nn.Module, inputs: PythonInputs):
+        super().__init__(module)
+        self.inputs, self.left = inputs, LeftInCall()
+
+    def forward(self, args: tuple, kwargs: dict):
+        self.left.look(self, self.inputs)
+        return self.left.take(super().forward(args, kwargs))
+
+
+class ForwardRecord:
+    """Recorded forward pass of a module in evaluation mode."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.inputs = PythonInputs(module.forward, {"": module})
+        self._values = self.inputs.values()
+        self._record_anew()
+
+    def _record_anew(self) -> None:
+        self.entry = _LeavingForward(self.module, self.inputs)
+        self.record = Record(self.entry, effects=self.inputs.effects)
+        self.left_tensors: dict[int, LeftTensors] = {}  # by the graph's id
+        self._constants, self._kept = Constants(), 0
+
+    def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
+        """Return the graph for these arguments, and their leaves as arrays. Raises UserError if it cannot be
+        recorded, LateEdit if earlier calls may have used old values of a constant."""
+        args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
+        inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
+        if self.inputs.moved():
+            self.inputs.look()
+            self._values = []
+        values = self.inputs.values()
+        if values != self._values:  # a record holds Python values as constants
+            self._values = values
+            self._record_anew()
+        try:
+            self._constants.check(type(self.module).__name__)
+        except CannotRecord:
+            self._record_anew()
+        try:
+            graph, leaves = self.record.graph(inputs, training=False)
+        except UnsupportedModel as error:
+            raise UserError(str(error)) from error
+        if len(self.record.captured) > self._kept:
+            self._kept = len(self.record.captured)
+            self._constants.keep(self.record.captured, self.inputs)
+        if graph.spec.type is WithLeft and id(graph) not in self.left_tensors:  # just recorded
+            self.left_tensors[id(graph)] = self.entry.left.found
+            self.record.left.update(self.entry.left.found.read(self.record.captured))
+        return graph, leaves
+
+    def in_torch(self, graph: Graph, tensors: Sequence[Any]) -> Any:
+        """Return the outputs of a call, and leave its tensors in Python. tensors: the results of `run`."""
+        outputs = graph.in_torch(tensors)
+        if not isinstance(outputs, WithLeft):
+            return outputs
+        self.left_tensors[id(graph)].leave(outputs.tensors)
+        return outputs.outputs
+
+    @property
+    def left(self) -> set[str]:
+        """Return the Python attributes that a torch call changes and a compiled one does not."""
+        return self.record.left
+
+    def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
+        """Return the leaves of the module's outputs, for `in_torch`. Runs under JAX tracing."""
+        return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]

@@ -239,10 +239,9 @@ class LossRecord:
         self._settings = left.settings + changed.settings
         graph = graph_of(program, PREFIX, checks=checks)
         self.forwards[id(graph)] = self.replicas.forwards
-        if self.entry.left.found:
-            self.left_tensors[id(graph)] = self.entry.left.found
-            for name in self.entry.left.found.read(captured):
-                raise CannotRecord(f"{self.name} reads {name}, which the call before has set")
+        self.left_tensors[id(graph)] = self.entry.left.found
+        for name in self.entry.left.found.read(captured):
+            raise CannotRecord(f"{self.name} reads {name}, which the call before has set")
         recording.check_read(self.entry, self._read, {*graph.changed, *self._changed})
         self._changed |= graph.changed
         self._constants.keep(captured, self.entry.varying.inputs)
@@ -287,7 +286,7 @@ class LossRecord:
         """
         state = {name: as_torchs(value) for name, value in state.items()}
         outputs, changed = graph.run(state, leaves, Call(rngs))
-        outputs, left = outputs if id(graph) in self.left_tensors else (outputs, [])
+        outputs, left = outputs if self.left_tensors[id(graph)] else (outputs, [])
         loss, parts = outputs, {}
         if _with_parts(outputs):
             loss, parts = outputs

@@ -235,6 +235,45 @@ def test_a_setting_of_the_first_call_is_set_and_that_call_compiled(accelerate, c
         found = square(Accelerator(cpu=True).prepare(net), batch)
     else:
         found = jaxtrain.compile(net, square, torch.optim.SGD(net.parameters(), 0.1))(batch)
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    assert found.item() == pytest.approx(wanted, rel=1e-5)
     assert net.held == {"problem_type": "regression"}
     assert "in torch" not in caplog.text
+
+
+@pytest.mark.parametrize("operation", ["product", "quotient", "function", "method"])
+@pytest.mark.parametrize("place", ["attribute", "item", "variable"])
+def test_a_loss_that_the_loop_keeps_counts_with_its_newest_value(place, operation):
+    """The loop scales a step by the loss of the step before."""
+    losses = {}
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net, kept, last = Net(), [None], None
+
+        def loss_fn(module, batch, net=net, kept=kept):
+            value = square(module, batch)
+            scale = {"attribute": net.aux, "item": kept[0], "variable": last}[place]
+            if scale is None:
+                return value
+            return {
+                "product": lambda: value * scale,
+                "quotient": lambda: 1 / scale * value,
+                "function": lambda: torch.mul(value, scale),
+                "method": lambda: value * scale.clamp(min=0.01),
+            }[operation]()
+
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        step = jaxtrain.compile(net, loss_fn, optimizer) if compiled else None
+        losses[compiled] = []
+        for number in range(4):
+            batch = torch.randn(3, 6, generator=torch.Generator().manual_seed(number))
+            if compiled:
+                loss = step(batch)
+            else:
+                optimizer.zero_grad()
+                loss = loss_fn(net, batch)
+                loss.backward()
+                optimizer.step()
+                loss = loss.detach()
+            losses[compiled].append(loss)
+            net.aux = kept[0] = last = loss
+    assert [float(loss) for loss in losses[True]] == pytest.approx([float(loss) for loss in losses[False]], rel=1e-4)

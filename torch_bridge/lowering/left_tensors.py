@@ -32,8 +32,9 @@ class _Left:
     before: list[torch.Tensor]
 
     def set(self, tensors: list) -> None:
-        value = pytree.tree_unflatten([x.to(kind) for x, kind in zip(tensors, self.dtypes, strict=True)], self.spec)
-        container = self.container()
+        pairs = zip(tensors, self.dtypes, strict=True)
+        kinds = [tensor if tensor.dtype == kind else tensor.to(kind) for tensor, kind in pairs]  # to() would wait
+        value, container = pytree.tree_unflatten(kinds, self.spec), self.container()
         container[slice(None) if self.key is None else self.key] = value
 
 
@@ -47,9 +48,15 @@ class LeftTensors:
         return sum(len(left.dtypes) for left in self._places)
 
     def read(self, captured: Mapping[int, torch.Tensor]) -> list[str]:
-        """Return the names of the places whose tensors of before the record reads. captured: those that it holds."""
+        """Return the names of the places whose tensors of before the record reads, and let go of these tensors.
+
+        captured: the tensors that the record holds, by their ids.
+        """
         real = lambda tensor: tensor.tensor() if isinstance(tensor, LazyScalar) else tensor
-        return [left.name for left in self._places if any(id(real(tensor)) in captured for tensor in left.before)]
+        names = [left.name for left in self._places if any(id(real(tensor)) in captured for tensor in left.before)]
+        for left in self._places:
+            left.before.clear()
+        return names
 
     def leave(self, tensors: Sequence[Any]) -> None:
         """Set the places to a call's results."""
@@ -66,6 +73,9 @@ class LeftInCall:
     """
 
     found = LeftTensors(())
+
+    def __deepcopy__(self, memo: Any) -> "LeftInCall":
+        return LeftInCall()
 
     def look(self, module: torch.nn.Module, inputs: PythonInputs) -> None:
         """Note what the places hold before the call. module: holds every module of the record."""
@@ -113,6 +123,7 @@ class LeftInCall:
             if changed and self._note(name, number, container, None, before, list(held), tensors):
                 held[:] = before
         self.found = LeftTensors(self._places)
+        self._dicts, self._lists, self._known = [], [], {}
         return WithLeft(outputs, tensors, tuple(self._numbers)) if tensors else outputs
 
     def _note(self, name: str, number: int, container: Callable, key: Any, old: Any, value: Any, tensors: list) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering.python.effects import Changes, Traces
 from torch_bridge.lowering.python.places import CONTAINERS, Place, value_at
 from torch_bridge.lowering.python.walk import MOST_ITEMS, Walk
@@ -102,6 +103,9 @@ class PythonInputs:
         Raises UnsupportedModel before the code runs if some of its changes could not be undone.
         """
         walk = self._walk
+        for value in map(value_at, self.held):
+            if isinstance(value, LazyScalar):
+                value.tensor()  # now: while code is recorded, torch makes tensors without values
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
         traces = Traces(places, walk.containers + walk.attributes, walk.tables, walk.generators)
         with traces.of_code(walk.unfollowed) as changed:

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.recording import elsewhere
 
@@ -71,6 +72,7 @@ class KnownValues:
         """Remember how a tensor was made, if all that it was made of is known."""
         if self._active:
             for leaf in pytree.tree_leaves((args, kwargs)):
+                leaf = leaf.tensor() if isinstance(leaf, LazyScalar) else leaf  # what torch computes with
                 if self._is_elsewhere(leaf):
                     self.captured[id(leaf)] = leaf
                     if leaf.requires_grad and torch.is_grad_enabled():

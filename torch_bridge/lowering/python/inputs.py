@@ -30,6 +30,9 @@ class PythonInputs:
         self._root = function, dict(modules)
         self.look()
 
+    def __deepcopy__(self, memo: Any) -> "PythonInputs":
+        return self  # a copied record reads the same Python values
+
     def look(self) -> None:
         """Find the places anew."""
         names: set[str] = set()

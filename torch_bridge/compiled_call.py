@@ -73,10 +73,7 @@ class CompiledCall:
         """Run the compiled function. Raises UserError listing what cannot be recorded, with line numbers."""
         leaves, spec = pytree.tree_flatten((take_apart(batch),))
         for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                check_input(leaf)
-        if odd := [type(leaf).__name__ for leaf in leaves if type(leaf).__hash__ is None]:
-            raise CannotRecord(f"it takes a {odd[0]}, which is no tensor, number or container of these")
+            check_input(leaf)
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         inside = [inner for module in self.modules.values() for inner in module.modules()]
         tensors, aliases = snapshot(self.modules)

@@ -96,13 +96,20 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     return narrowed(tensor.detach()).numpy()
 
 
-def check_input(tensor: torch.Tensor) -> None:
-    """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call, or CannotRecord
-    for one that is not dense."""
-    if _is_own_class(type(tensor)):
-        raise StaysInTorch(f"it is given a {type(tensor).__name__}, a tensor class with methods of its own")
-    if not is_dense(tensor):
-        raise CannotRecord(f"it is given a {kind_of(tensor)} tensor, and compiled programs take dense ones")
+def check_input(leaf: Any) -> None:
+    """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call. Raise
+    CannotRecord for one that is not dense, an unhashable object, and one with a shape that is no array: a lazy
+    matrix."""
+    if isinstance(leaf, torch.Tensor):
+        if _is_own_class(type(leaf)):
+            raise StaysInTorch(f"it is given a {type(leaf).__name__}, a tensor class with methods of its own")
+        if not is_dense(leaf):
+            raise CannotRecord(f"it is given a {kind_of(leaf)} tensor, and compiled programs take dense ones")
+        return
+    array = isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+    if not array and (type(leaf).__hash__ is None or hasattr(leaf, "shape")):
+        name = type(leaf).__name__
+        raise CannotRecord(f"it is given a {name}, which is no tensor, number or container of these")
 
 
 @functools.cache

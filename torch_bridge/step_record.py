@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import NoArray, with_arrays
-from torch_bridge.exchange import to_batch
+from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, located, stays_in_torch  # noqa: F401
@@ -327,10 +327,7 @@ def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
         raise CannotRecord(str(error)) from error
     leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # tensors inside objects
     for leaf in leaves:
-        if not hasattr(leaf, "shape") and type(leaf).__hash__ is None:
-            raise CannotRecord(
-                f"the batch holds a {type(leaf).__name__}, which is no tensor, number or container of these"
-            )
+        check_input(leaf)
     return leaves, spec, own
 
 

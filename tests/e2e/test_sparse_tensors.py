@@ -36,6 +36,18 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(packed)[1][0])
 
 
+class Lazy:
+    """A matrix that is computed when asked for, as gpytorch's kernels: it has a shape and is no tensor."""
+
+    dtype, shape = torch.float32, torch.Size([7, 7])
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __matmul__(self, x):
+        return self.rows @ (self.rows.T @ x)
+
+
 def _rows(number, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
 
@@ -61,6 +73,12 @@ CASES = {
     ),
     "nested": (
         lambda: nn.Linear(5, 4), lambda m, b: torch.nested.to_padded_tensor(m(b), 0.0).square().mean(), _nested,
+    ),
+    "a lazy matrix": (
+        Convolution, lambda m, b: m(b, Lazy(b / 5)).square().mean(), lambda i: _rows(i, 7, 5),
+    ),
+    "a lazy matrix in the batch": (
+        Convolution, lambda m, b: m(*b).square().mean(), lambda i: (_rows(i, 7, 5), Lazy(_rows(i, 7, 5))),
     ),
     "a packed sequence": (Recurrent, lambda m, b: m(b).square().mean(), _packed),
 }  # fmt: skip

@@ -20,7 +20,7 @@ def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
     """Return the tensors that this call of a torch function writes in place."""
     found = pytree.tree_leaves(kwargs.get("out"))
     if writes(function):
-        found += args[:1]
+        found += pytree.tree_leaves(args[:1])  # a list, of torch._foreach_add_
     if function in _STATISTICS:
         given = inspect.signature(function).bind(*args, **kwargs)
         given.apply_defaults()

@@ -1,8 +1,8 @@
 """Values that Python reads out of tensors while a module is recorded, where they can be known.
 
-A tensor that depends on no input, such as `torch.arange(n)` or a mask kept as a buffer, has the same values at every
-call, so they are computed when Python reads them. A check of values, `assert mask.any()` or `if bad.any(): raise ...`,
-is assumed to pass.
+A tensor that depends on no input, such as `torch.arange(n)`, a mask kept as a buffer or a grid of times from outside,
+has the same values at every call, so they are computed when Python reads them. A check of values, `assert mask.any()`
+or `if bad.any(): raise ...`, is assumed to pass.
 """
 
 import ast
@@ -77,8 +77,9 @@ class KnownValues:
                     self.captured[id(leaf)] = leaf
                     if leaf.requires_grad and torch.is_grad_enabled():
                         raise NotImplementedError(_CAPTURED)
-        if elsewhere.writes(function):
-            self._recipes.clear()  # tensors that share its memory have changed too
+        if written := elsewhere.written(function, args, kwargs):
+            memories = set(map(_memory, written))  # of tensors that have changed too
+            self._recipes = {key: made for key, made in self._recipes.items() if _memory(made[0]) not in memories}
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if not results or not all(isinstance(item, torch.Tensor) and _small(item) for item in results):
@@ -87,8 +88,10 @@ class KnownValues:
         if any(isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool, torch.Generator)) for leaf in leaves):
             return
         if all(self._is_known(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+            given = set(map(id, leaves))
             for number, item in enumerate(results):
-                self._recipes[id(item)] = (item, function, args, kwargs, None if item is result else number)
+                if id(item) not in given:  # x.to(x.dtype) is x
+                    self._recipes[id(item)] = (item, function, args, kwargs, None if item is result else number)
 
     def value(self, tensor: Any) -> torch.Tensor | None:
         """Return the values of a tensor that depends on no input; None for any other."""
@@ -106,13 +109,20 @@ class KnownValues:
         return value
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._recipes or id(tensor) in self._places
+        return id(tensor) in self._recipes or id(tensor) in self._places or self._is_constant(tensor)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        """Return True for a tensor from outside that nobody trains. The record is kept while it stays as it is."""
+        return self._active and not tensor.requires_grad and self._is_elsewhere(tensor)
 
     def _computed(self, tensor: torch.Tensor) -> torch.Tensor:
         name = self._places.get(id(tensor))
         if name is not None and id(tensor) not in self._recipes:
             self.read.setdefault(name, source_line("".join(traceback.format_stack())))
             return self.buffers[name]
+        if self._is_constant(tensor):
+            self.captured[id(tensor)] = tensor
+            return tensor
         _, function, args, kwargs, number = self._recipes[id(tensor)]
         real = lambda leaf: self._computed(leaf) if isinstance(leaf, torch.Tensor) else leaf
         args, kwargs = pytree.tree_map(real, (args, kwargs))
@@ -137,6 +147,14 @@ def _in_memory(tensor: torch.Tensor) -> bool:
         return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
     except (NotImplementedError, RuntimeError):
         return False
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Return what tensors that share memory have in common; None if the tensor has no memory."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _known_sizes(tensor: torch.Tensor) -> bool:

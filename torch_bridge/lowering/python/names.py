@@ -22,23 +22,32 @@ OWN_STATE = set("jaxtrain torch_bridge logging torch transformers accelerate lig
 _LIBRARIES = (os.path.dirname(os.__file__), "<frozen ", "site-packages", f"{os.sep}torch_bridge{os.sep}")
 
 
-def names_of(code: types.CodeType) -> set[str]:
+_KNOWN_CODE = 1 << 14  # functions whose names are remembered
+
+
+@functools.lru_cache(maxsize=_KNOWN_CODE)
+def names_of(code: types.CodeType) -> frozenset[str]:
     """Return the names in the code and in functions inside it, and strings that may be names: getattr(args, "lam")."""
     inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    texts = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    texts = frozenset(const for const in code.co_consts if isinstance(const, str) and const.isidentifier())
     return texts.union(code.co_names, *map(names_of, inner))
 
 
-def states_read(code: types.CodeType) -> set[str]:
+@functools.lru_cache(maxsize=_KNOWN_CODE)
+def states_read(code: types.CodeType) -> frozenset[str]:
     """Return "NAME.state" for every name whose attribute `state` is read by the code, or a function inside it."""
-    loads = [str(instruction.argval) for instruction in dis.get_instructions(code)]
-    own = {f"{name}.state" for name, attribute in itertools.pairwise(loads) if attribute == "state"}
+    own = frozenset[str]()
+    if "state" in code.co_names:
+        loads = [str(instruction.argval) for instruction in dis.get_instructions(code)]
+        own = frozenset(f"{name}.state" for name, attribute in itertools.pairwise(loads) if attribute == "state")
     return own.union(*(states_read(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
-def globals_of(code: types.CodeType) -> set[str]:
+@functools.lru_cache(maxsize=_KNOWN_CODE)
+def globals_of(code: types.CodeType) -> frozenset[str]:
     """Return the names that the code, or a function inside it, loads from its globals."""
-    own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    loads = (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    own = frozenset(loads if code.co_names else ())
     return own.union(*(globals_of(const) for const in code.co_consts if isinstance(const, types.CodeType)))
 
 
@@ -61,15 +70,16 @@ def decorated(value: Any) -> list[types.FunctionType]:
         elif isinstance(value, (types.MethodType, classmethod, staticmethod)):
             waiting.append(value.__func__)
         else:
-            inner = inspect.getattr_static(value, "__wrapped__", None)
+            plain = isinstance(value, types.FunctionType)
+            inner = vars(value).get("__wrapped__") if plain else inspect.getattr_static(value, "__wrapped__", None)
             cases = inspect.getattr_static(value, "registry", None) if inner is not None else None
-            if isinstance(value, types.FunctionType) and (inner is None or not of_library(value)):
+            if plain and (inner is None or not of_library(value)):
                 layers.append(value)
             waiting += [inner, *(cases.values() if isinstance(cases, types.MappingProxyType) else ())]
     return layers
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=_KNOWN_CODE)
 def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
     """Return the modules that the code, or a function inside it, imports as it runs: (name, level of a relative
     import). If it reads sys.modules or calls import_module, its texts count too."""
@@ -90,13 +100,14 @@ def methods(kind: type, names: set[str]) -> dict[types.FunctionType, str]:
     found: dict[types.FunctionType, str] = {}
     own = kind.__module__.partition(".")[0] not in OWN_STATE
     protocols = {name for base in kind.__mro__[:-1] for name in vars(base) if own and name.startswith("__")}
-    waiting, seen = names | (protocols - _ASIDE), set[str]()
+    defined = set[str]().union(*map(vars, kind.__mro__[:-1]))
+    waiting, seen = (names | (protocols - _ASIDE)) & defined, set[str]()
     while waiting:
         name = waiting.pop()
         seen.add(name)
         for function in _definitions(kind, name):
             found[function] = name
-            waiting |= names_of(function.__code__) - seen
+            waiting |= (names_of(function.__code__) & defined) - seen
     return found
 
 

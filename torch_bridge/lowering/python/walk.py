@@ -153,7 +153,7 @@ class Walk:
         for name in sorted(imported(function)):
             self._visit(sys.modules, name, sys.modules[name], name, names, depth)
 
-    def _environment(self, names: set[str]) -> None:
+    def _environment(self, names: frozenset[str]) -> None:
         if not names.isdisjoint(("environ", "getenv")) and id(os.environ) not in self._seen:
             self._seen.add(id(os.environ))
             self.foreign.append(("os.environ", os.environ))
@@ -257,7 +257,7 @@ class Walk:
 
     def _method(self, function: types.FunctionType, depth: int) -> None:
         if not of_library(function):
-            self._reads(function, names_of(function.__code__), depth + 1, method=True)
+            self._reads(function, set(names_of(function.__code__)), depth + 1, method=True)
 
     def _container(self, value: Any, name: str, names: set[str], depth: int) -> None:
         (self.foreign if id(value) in self._machinery else self.containers).append((name, value))

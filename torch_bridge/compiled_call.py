@@ -36,6 +36,7 @@ from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft, is_cache
 from torch_bridge.lowering.table import Call
 from torch_bridge.module_tensors import snapshot
+from torch_bridge.refusals import Refusals
 from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
 from torch_bridge.torch_edits import structure_of
 
@@ -44,11 +45,6 @@ MOST_STRUCTURES = 8  # variants of modules, hooks or tied weights; each has its 
 IN_TORCH = Inside()  # inside this context nothing runs compiled
 
 log = logging.getLogger(__name__)
-
-
-class ChangesPython(CannotRecord):
-    """A call that changes Python attributes, which a compiled call would not do. Tolerated unless the next call does so
-    too."""
 
 
 class CompiledCall:
@@ -86,7 +82,7 @@ class CompiledCall:
             raise CannotRecord("a module with backward hooks is inside, and an input requires a gradient")
         graph, numbers = self._graph(leaves, spec, modes, own)
         if self.record.left:
-            raise ChangesPython(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
+            raise CannotRecord(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
         leaves = [*leaves, *numbers]
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         if id(graph) not in self._programs:  # ids stay unique: the record keeps its graphs alive
@@ -143,9 +139,9 @@ class CompiledForward:
 
     own: a forward that was set on the module itself rather than on its class. A copy of the module gets its own
     CompiledForward; a pickle gets the plain forward. The plain forward runs while the module is recorded as part of
-    another, and inside torch.compile, torch.func, torch.jit and torch.utils.checkpoint. Where the forward cannot be
-    recorded, torch runs it around its compiled parts, and a warning says why. A call that changes Python attributes
-    runs in torch; if the next call changes some too, all later ones do.
+    another, and inside torch.compile, torch.func, torch.jit and torch.utils.checkpoint. A call that cannot be recorded,
+    or that changes Python attributes, runs in torch. If the next one cannot be recorded either, torch runs all later
+    ones around the compiled parts, and a warning says why.
     """
 
     def __init__(self, module: torch.nn.Module, own: Callable | None = None):
@@ -155,7 +151,7 @@ class CompiledForward:
         self._call: CompiledCall | None = None
         self._shapes: set[tuple] = set()
         self._told: set[str] = set()
-        self._changed = False  # the last call changed Python attributes
+        self._refusals = Refusals()
         self._apart = self._whole = False  # torch runs this forward; its parts run compiled, or in torch too
 
     @property
@@ -176,15 +172,15 @@ class CompiledForward:
             self._call = CompiledCall(self.__self__, _on_inputs(self._own))
         try:
             outputs = self._call((args, kwargs))
-            self._changed = False
+            self._refusals.recorded()
             return outputs
         except CannotRecord as error:
             refused = error
         if fails_in_torch(refused):
             return self.__wrapped__(*args, **kwargs)  # raises torch's own error
-        if isinstance(refused, ChangesPython) and not self._changed:
-            self._call, self._changed = None, True
-            return self._in_torch(f"{refused}; recorded at its next call if that changes no more", args, kwargs)
+        if self._refusals.again(refused):
+            self._call = None
+            return self._in_torch(f"{reason_of(refused)}; the next is recorded anew", args, kwargs)
         self._apart, self._whole = True, stays_in_torch(refused)
         parts = "with all its parts" if self._whole else "its parts compiled"
         log.warning("%s runs in torch, %s: %s", type(self.__self__).__name__, parts, reason_of(refused))

@@ -30,6 +30,7 @@ from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.optimizers import check_scheduler  # noqa: F401
 from torch_bridge.record_constants import Constants
+from torch_bridge.refusals import Refusals  # noqa: F401
 from torch_bridge.replicas import Forwards, Replicas
 
 

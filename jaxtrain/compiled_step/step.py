@@ -42,6 +42,7 @@ class CompiledStep:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
+        self.refusals = weights.bridge.Refusals()
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes = SeenShapes()
         self.parts: dict[str, Any] = {}
@@ -51,7 +52,7 @@ class CompiledStep:
         """Read the current modules and optimizer; return the updates for this kind of optimizer."""
         weights, optimizer = self.weights, self.optimizer
         self.generation, self._state_awaited = weights.generation, None
-        self._record_anew(weights.edits.structure_of(weights.submodules))
+        self.record_anew(weights.edits.structure_of(weights.submodules))
         updates: Updates
         if hasattr(optimizer, "param_groups"):
             try:
@@ -70,13 +71,13 @@ class CompiledStep:
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None
         return updates
 
-    def _record_anew(self, structure: tuple) -> None:
-        """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, for the new ones."""
-        self.structure = structure
+    def record_anew(self, structure: tuple | None = None) -> None:
+        """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
+        self.structure = self.structure if structure is None else structure
         self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
         self._programs: dict[Any, Any] = {}
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read what torch or another step has changed: weights, optimizer state, parameter groups, parameters."""
         self.weights.refresh()
         if not self.updates.ahead:
@@ -98,9 +99,10 @@ class CompiledStep:
 
         Every `accumulate`-th call updates the weights with the mean of the gradients. update: True or False decides it
         for this call instead; gradients are then summed, as by backward(). Numbers that the loss reads from Python
-        (attributes, variables around it) may change. If the loss cannot be one program (it keeps something in Python,
-        or branches on values), torch runs it around the compiled modules, and a warning says why. Raises torch's own
-        error for a batch or a loss that torch cannot run either, and UserError for anything that is refused.
+        (attributes, variables around it) may change. A call that cannot be one program (it keeps something in Python,
+        or branches on values) runs in torch, as the first may do; if the next cannot either, torch runs all later ones
+        around the compiled modules, and a warning says why. Raises torch's own error for a batch or a loss that torch
+        cannot run either, and UserError for anything that is refused.
         """
         if not self.count and self.clip_norm is None:
             leftovers.tell_clipping()
@@ -110,7 +112,9 @@ class CompiledStep:
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
-                    return call()
+                    found = call()
+                    self.refusals.recorded()
+                    return found
             except self.weights.bridge.CannotRecord as error:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
@@ -128,13 +132,13 @@ class CompiledStep:
         """Record and build what this call needs, if it is new; return the call. Raises UserError as the call does."""
         leaves, spec, batch_type = self.weights.bridge.flatten(batch)
         with self.weights.exchange.plainly():  # nothing here reads a tensor's values
-            self._refresh()
+            self.refresh()
             self.weights.replicas.check()
             modes = self.weights.bridge.flags_of(self.weights.submodules)
             structure = self.weights.edits.structure_of(self.weights.submodules)
             trained, switches = self.updates.trained(), self.updates.switches()
         if structure != self.structure:  # hooks were added or removed
-            self._record_anew(structure)
+            self.record_anew(structure)
         if isinstance(self.updates, UpdateInTorch):
             raise self.weights.bridge.CannotRecord(self.updates.reason)
         if self.weights.bridge.anomalies_are_looked_for():

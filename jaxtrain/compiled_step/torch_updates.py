@@ -4,13 +4,17 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxtrain.errors import UserError
+from jaxtrain.optim.torch_optimizer import UpdateInTorch
 
 log = logging.getLogger(__name__)
 
 
 def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: Exception | None) -> Any:
-    """Run this step and all later ones in torch, as `step.torch`; log why, and return this step's result.
+    """Run this step in torch, and return its result; the next is recorded anew. If the step before was refused too,
+    all later ones run in torch, as `step.torch`, and a warning says why.
 
     Raises torch's own error if batch, module or loss are at fault; the next batch is then compiled as before. refused:
     the error that refused the step, if that is the reason.
@@ -18,13 +22,19 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
     waiting = step.grads
     updates = TorchUpdates(step)
     found = None
-    if refused is not None and step.weights.bridge.fails_in_torch(refused):
+    alone = updates.may_hand_back() and step.refusals.again(refused)
+    fails = refused is not None and step.weights.bridge.fails_in_torch(refused)
+    if alone or fails:
         try:
             found = updates(batch, update)
         except Exception:
             updates.set_gradients({})
             step.grads = waiting
             raise
+    if alone and updates.hand_back():
+        log.info("this step runs in torch: %s; the next is recorded anew", reason)
+        return found
+    if fails:
         reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # the record's own values
     step.torch = updates
     if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
@@ -51,6 +61,24 @@ class TorchUpdates:
         step.grads = {}
         self._evaluates = torch_step.wants_closure(step.optimizer)
         self._received: dict[str, list[int]] = {}  # by module: versions of its buffers when received in this call
+
+    def may_hand_back(self) -> bool:
+        """Return True unless later steps run in torch in any case, or in several processes."""
+        step = self.step
+        return not (step.shapes.endless or step.averaging or isinstance(step.updates, UpdateInTorch))
+
+    def hand_back(self) -> bool:
+        """Let the step go on compiled from torch's values, with the gradients that wait. Return False if it cannot: the
+        call has left parameters that the optimizer does not hold."""
+        waiting = self.gradients()
+        try:
+            self.step.refresh()
+        except UserError:
+            return False
+        self.step.grads = {name: jnp.asarray(grad) for name, grad in waiting.items()}
+        self.set_gradients({})
+        self.step.record_anew()
+        return True
 
     def compile_forwards(self) -> None:
         """Compile the modules' forward passes, for when the loss calls them."""

@@ -149,8 +149,10 @@ def test_a_loss_that_makes_tensors_of_a_batch_of_arrays_gets_them(branches):
 
     step = jaxtrain.compile(module, loss_fn, torch.optim.SGD(module.parameters(), 0.1))
     rows = torch.ones(4, 3)
-    wanted = module(rows).pow(2).mean().item()
-    assert float(step(rows.numpy())) == pytest.approx(wanted, rel=1e-5)
+    for _ in range(2):
+        with torch.no_grad():
+            wanted = module(rows).pow(2).mean().item()
+        assert float(step(rows.numpy())) == pytest.approx(wanted, rel=1e-5)
     assert (step.torch is not None) == branches
 
 
@@ -183,7 +185,8 @@ def test_a_forward_that_changes_its_object_runs_in_torch(caplog):
             self.tensors = tensors
 
     module, batch = Accelerator(cpu=True).prepare(Writes()), Open(torch.ones(2, 3))
-    assert module(batch) is batch.seen
+    for _ in range(2):
+        assert module(batch) is batch.seen
     assert "changes a list, dict or object that it is given" in caplog.text
 
 

@@ -47,13 +47,14 @@ class KnownValues:
         self._own |= {id(tensor) for tensor in self.buffers.values()}
         self._active = False
         self._recipes: dict[int, tuple] = {}  # by id: the tensor (so that the id stays unique), how it was made
-        self._places: dict[int, str] = {}
+        self._places: dict[int, tuple[str, int | None]] = {}  # by id of a buffer's stand-in: its name and memory
 
     def begin(self) -> None:
         """Begin a call: torch.export has put stand-ins in place of the module's buffers."""
         self._recipes.clear()
         self._active = True
-        self._places = {id(value): name for name, value in self.module.named_buffers()} if self.module else {}
+        buffers = self.module.named_buffers() if self.module else ()
+        self._places = {id(value): (name, _memory(value)) for name, value in buffers}
 
     def end(self) -> None:
         """End the call."""
@@ -80,6 +81,7 @@ class KnownValues:
         if written := elsewhere.written(function, args, kwargs):
             memories = set(map(_memory, written))  # of tensors that have changed too
             self._recipes = {key: made for key, made in self._recipes.items() if _memory(made[0]) not in memories}
+            self._places = {key: place for key, place in self._places.items() if place[1] not in memories}
             return
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         if not results or not all(isinstance(item, torch.Tensor) and _small(item) for item in results):
@@ -116,8 +118,8 @@ class KnownValues:
         return self._active and not tensor.requires_grad and self._is_elsewhere(tensor)
 
     def _computed(self, tensor: torch.Tensor) -> torch.Tensor:
-        name = self._places.get(id(tensor))
-        if name is not None and id(tensor) not in self._recipes:
+        if id(tensor) in self._places and id(tensor) not in self._recipes:
+            name, _ = self._places[id(tensor)]
             self.read.setdefault(name, source_line("".join(traceback.format_stack())))
             return self.buffers[name]
         if self._is_constant(tensor):

@@ -5,21 +5,17 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
-from torch_bridge.datasets import with_arrays
-from torch_bridge.exchange import to_batch
 from torch_bridge.from_torch import Forward, Record, bind
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.python.inputs import PythonInputs
-from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft
 from torch_bridge.lowering.table import Call
 from torch_bridge.record_constants import Constants
+from torch_bridge.step_record import as_inputs
 
 
 class _LeavingForward(Forward):
@@ -28,10 +24,16 @@ class _LeavingForward(Forward):
     def __init__(self, module: torch.nn.Module, inputs: PythonInputs):
         super().__init__(module)
         self.inputs, self.left = inputs, LeftInCall()
+        self.others: set[str] = set()  # classes of outputs that are no tensors or numbers
 
     def forward(self, args: tuple, kwargs: dict):
         self.left.look(self, self.inputs)
         return self.left.take(super().forward(args, kwargs))
+
+    def other_output(self, leaf: Any) -> None:
+        """Note an object that the caller may use: a distribution, say."""
+        if leaf is not None:
+            self.others.add(type(leaf).__name__)
 
 
 class ForwardRecord:
@@ -50,10 +52,10 @@ class ForwardRecord:
         self._constants, self._kept = Constants(), 0
 
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
-        """Return the graph for these arguments, and their leaves as arrays. Raises UserError if it cannot be
+        """Return the graph for these arguments, and their leaves as arrays. Raises CannotRecord if it cannot be
         recorded, LateEdit if earlier calls may have used old values of a constant."""
-        args, kwargs = take_apart(with_arrays((args, dict(kwargs)), to_batch))
-        inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), bind(self.module, args, kwargs))
+        args, kwargs = as_inputs((args, dict(kwargs)))
+        inputs = bind(self.module, args, kwargs)
         if self.inputs.moved():
             self.inputs.look()
             self._values = []
@@ -68,7 +70,9 @@ class ForwardRecord:
         try:
             graph, leaves = self.record.graph(inputs, training=False)
         except UnsupportedModel as error:
-            raise UserError(str(error)) from error
+            raise CannotRecord(str(error)) from error
+        if self.entry.others:
+            raise CannotRecord(f"it returns a {min(self.entry.others)}, which is no tensor or number")
         if len(self.record.captured) > self._kept:
             self._kept = len(self.record.captured)
             self._constants.keep(self.record.captured, self.inputs)

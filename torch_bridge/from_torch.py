@@ -85,16 +85,14 @@ class Forward(torch.nn.Module):
         self.wrapped_module = module
 
     def forward(self, args: tuple, kwargs: dict):
-        return pytree.tree_map(
-            _known_output, with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
-        )
+        outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
+        return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
+
+    def other_output(self, leaf: Any) -> None:
+        """Return what takes the place of an output that is neither a tensor nor a number."""
 
 
 _KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)
-
-
-def _known_output(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, _KNOWN) else None
 
 
 class Record:

@@ -319,17 +319,23 @@ class _Recorded:
 
 
 def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
-    """Return a batch's leaves as arrays, its structure, and its class if that is a user's Mapping. Raises CannotRecord
-    for what is no array, and for unhashable objects, which cannot be part of a cache key."""
+    """Return a batch's leaves as arrays, its structure, and its class if that is a user's Mapping. Raises
+    CannotRecord."""
     own: type | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
+    return *pytree.tree_flatten((as_inputs(batch),)), own
+
+
+def as_inputs(value: Any) -> Any:
+    """Return a nested value with its tensors as arrays and its objects taken apart. Raises CannotRecord for what is no
+    array, and for unhashable objects, which cannot be part of a cache key."""
     try:
-        leaves, spec = pytree.tree_flatten((take_apart(with_arrays(batch, to_batch)),))
+        inputs = take_apart(with_arrays(value, to_batch))
+        inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), inputs)  # tensors inside objects
     except NoArray as error:
         raise CannotRecord(str(error)) from error
-    leaves = [with_arrays(leaf, to_batch) for leaf in leaves]  # tensors inside objects
-    for leaf in leaves:
+    for leaf in pytree.tree_leaves(inputs):
         check_input(leaf)
-    return leaves, spec, own
+    return inputs
 
 
 def check_gradients_on(loss: str) -> None:

@@ -14,15 +14,17 @@ log = logging.getLogger(__name__)
 class CompiledForward:
     """Forward pass of the module `name`; called like the module, it returns torch tensors without gradients.
 
-    step: a CompiledStep. A module whose evaluation changes something in Python (it counts its calls, a hook collects
-    outputs) is evaluated in torch, after a warning. `left`: what it changes.
+    step: a CompiledStep. A call that cannot be recorded, or that changes something in Python (it counts its calls, a
+    hook collects outputs), runs in torch, and the next is tried again; if that cannot either, torch evaluates the
+    module from then on, after a warning. `in_torch`: the reason.
     """
 
     def __init__(self, step: Any, name: str):
         self.step, self.module = step, step.weights.modules[name]
         self.prefix = "" if len(step.weights.modules) == 1 else f"{name}."
         self.generation = step.weights.generation
-        self.left: list[str] = []
+        self.in_torch = ""
+        self._refusals = step.weights.bridge.Refusals()
         self._structure: tuple | None = None  # hooks and replaced forward methods that the record was made with
         self._record: Any = None
         self._programs: dict[tuple, Callable] = {}
@@ -37,15 +39,27 @@ class CompiledForward:
         structure = weights.edits.structure_of(weights.submodules)
         if structure != self._structure:
             self._structure, self._record = structure, ForwardRecord(self.module)
-            self._programs, self.left = {}, []
-        if self.left:
-            return self._in_torch(args, kwargs)
-        graph, leaves = self._record.graph(args, kwargs)
-        self.left = sorted(self._record.left)
-        if self.left:
-            changed = ", ".join(self.left[:3])
-            log.warning("%s changes %s in Python: its evaluation runs in torch", type(self.module).__name__, changed)
-            return self._in_torch(args, kwargs)
+            self._programs, self.in_torch = {}, ""
+        if self.in_torch:
+            return self._torchs(args, kwargs)
+        refused = None
+        try:
+            graph, leaves = self._record.graph(args, kwargs)
+            reason = self._changes()
+            if not reason:
+                outputs = self._run(graph, leaves)
+                self._refusals.recorded()
+                return outputs
+        except weights.bridge.CannotRecord as error:
+            refused, reason = error, weights.bridge.reason_of(error)
+        return self._refuse(reason, refused, args, kwargs)
+
+    def _changes(self) -> str:
+        left = ", ".join(sorted(self._record.left)[:3])
+        return left and f"it changes {left} in Python"
+
+    def _run(self, graph: Any, leaves: list) -> Any:
+        weights = self.step.weights
         graph.check_indices(leaves)
         places = tuple(i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape"))
         constants = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
@@ -58,7 +72,21 @@ class CompiledForward:
         tensors = weights.exchange.to_tensors(outputs, weights.exchange.device_of(self.module))
         return self._record.in_torch(graph, tensors)
 
-    def _in_torch(self, args: tuple, kwargs: dict) -> Any:
+    def _refuse(self, reason: str, refused: Exception | None, args: tuple, kwargs: dict) -> Any:
+        """Run a call in torch, and all later ones if the one before was refused too. Raises torch's own error."""
+        outputs = self._torchs(args, kwargs)
+        name = type(self.module).__name__
+        if self._refusals.again(refused):
+            log.info("this evaluation of %s runs in torch: %s; the next is recorded anew", name, reason)
+            self._structure = None
+            self.step.weights.refresh()  # what the call has registered is no edit of the user's
+            self.generation = self.step.weights.generation
+        else:
+            self.in_torch = reason
+            log.warning("evaluation of %s runs in torch: %s", name, reason)
+        return outputs
+
+    def _torchs(self, args: tuple, kwargs: dict) -> Any:
         from torch_bridge import torch_step
 
         if self.step.ahead:

@@ -44,7 +44,7 @@ def test_an_evaluation_that_counts_counts(caplog):
     outputs = [forward(x) for x, _ in DATA]
     assert module.calls == 4
     assert module.training
-    assert "Counts changes calls in Python: its evaluation runs in torch" in caplog.text
+    assert "evaluation of Counts runs in torch: it changes calls in Python" in caplog.text
     torch.testing.assert_close(outputs[3], module(DATA[3][0]).detach())
 
 
@@ -151,3 +151,74 @@ def test_a_trainer_says_what_a_compiled_run_does_not_change(tmp_path, caplog):
     Trainer(module, dataset, None, config, loss=nn.MSELoss())
     assert seen == []
     assert "Sequential changes seen in Python, which a compiled run does not" in caplog.text
+
+
+class Branches(torch.nn.Linear):
+    """A branch on values."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if float(y.max()) > 0 else y
+
+
+class Gives(torch.nn.Linear):
+    """A distribution."""
+
+    def forward(self, x):
+        return torch.distributions.Normal(super().forward(x), 1.0)
+
+
+class Packs(torch.nn.GRU):
+    def forward(self, x):
+        return super().forward(x)[1]
+
+
+def _packed():
+    return torch.nn.utils.rnn.pack_sequence([torch.ones(length, 6) for length in (3, 2)])
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "of"),
+    [
+        (lambda: Branches(6, 2), lambda: torch.ones(4, 6), lambda y: y),
+        (lambda: Gives(6, 2), lambda: torch.ones(4, 6), lambda y: y.mean),
+        (lambda: Packs(6, 2), _packed, lambda y: y),
+    ],
+)
+def test_an_evaluation_that_cannot_be_recorded_runs_in_torch(module, inputs, of, caplog):
+    """A branch on values, an object that is returned, a packed sequence: three calls give torch's numbers."""
+    torch.manual_seed(0)
+    module = module()
+    step = jaxtrain.compile(module, lambda m, b: of(m(b)).square().mean(), torch.optim.SGD(module.parameters(), 0.1))
+    evaluate = step.eval()
+    for _ in range(3):
+        step(inputs())
+        found = of(evaluate(inputs()))
+        step.sync()
+        with torch.no_grad():
+            torch.testing.assert_close(found, of(module(inputs())), rtol=1e-5, atol=1e-6)
+    assert "evaluation of" in caplog.text
+
+
+def test_an_evaluation_that_torch_cannot_run_raises_torchs_error():
+    module = torch.nn.Linear(6, 2)
+    evaluate = compiled(module).eval()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        evaluate(torch.ones(4, 5))
+    assert evaluate(torch.ones(4, 6)).shape == (4, 2)
+
+
+def test_an_evaluation_that_keeps_a_mask_with_its_size_is_compiled_from_the_next_call_on():
+    class Masked(torch.nn.Linear):
+        size = 0
+
+        def forward(self, x):
+            if self.size != len(x):
+                self.size, self.mask = len(x), torch.ones(len(x), len(x)).tril()
+            return super().forward(self.mask @ x)
+
+    module = Masked(6, 1)
+    evaluate = compiled(module).eval()
+    for rows in (4, 4, 5, 5, 4):
+        torch.testing.assert_close(evaluate(torch.ones(rows, 6)), module(torch.ones(rows, 6)).detach())
+    assert evaluate.in_torch == ""

@@ -45,6 +45,7 @@ class CompiledStep:
         self.refusals = weights.bridge.Refusals()
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes = SeenShapes()
+        self._forwards: dict[str, CompiledForward] = {}
         self.parts: dict[str, Any] = {}
         self.grad_norm: Any = None
 
@@ -207,12 +208,16 @@ class CompiledStep:
     def eval(self, name: str | None = None) -> Callable:
         """Return a compiled forward pass of the module (of `name`, if there are several) in evaluation mode.
 
-        It takes the module's arguments and returns torch tensors, computed with the newest weights.
+        It takes the module's arguments and returns torch tensors, computed with the newest weights. All calls of one
+        module give the same object, which keeps its programs.
         """
         name = next(iter(self.weights.modules)) if name is None else name
         if name not in self.weights.modules:
             raise UserError(f"eval: no module {name!r}; there are {', '.join(self.weights.modules)}")
-        return CompiledForward(self, name)
+        kept = self._forwards.get(name)
+        if kept is None or kept.generation != self.weights.generation:
+            kept = self._forwards[name] = CompiledForward(self, name)
+        return kept
 
     def sync(self, overwrite: bool = False) -> None:
         """Write weights, buffers and optimizer state back into the torch objects.

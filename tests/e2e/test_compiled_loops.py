@@ -119,6 +119,17 @@ def test_evaluation_in_between_sees_the_newest_weights():
     assert step.count == STEPS
 
 
+def test_evaluations_share_their_programs_until_a_layer_is_replaced():
+    module, optimizer = pair(lambda: net(nn.Identity()), sgd)[0]
+    step, batch = jaxtrain.compile(module, mse, optimizer), batches()[0]
+    first = step.eval()
+    assert step.eval() is first
+    module[1] = nn.Tanh()
+    step(batch)
+    np.testing.assert_allclose(step.eval()(batch[0]), module(batch[0]).detach(), atol=1e-5)
+    assert step.eval() is not first
+
+
 def test_a_loop_may_read_log_and_break():
     (theirs, their_optimizer), (ours, optimizer) = pair()
     losses = [torch_step(theirs, their_optimizer)(batch) for batch in batches()]

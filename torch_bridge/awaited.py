@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from jaxtrain.errors import UserError
 
@@ -64,11 +65,12 @@ class Awaited:
                 "a worker process reads weights that were trained after it was started: call step.sync() before you "
                 "start workers that use the module"
             )
-        if "torch._dynamo" in sys.modules:  # torch.compile would otherwise compile the fetch too
-            undisturbed: Any = torch.compiler.disable
-            undisturbed(self._fetch)()
-        else:
-            self._fetch()
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # while another module is recorded, say
+            if "torch._dynamo" in sys.modules:  # torch.compile would otherwise compile the fetch too
+                undisturbed: Any = torch.compiler.disable
+                undisturbed(self._fetch)()
+            else:
+                self._fetch()
 
 
 class _Awaited:

@@ -127,3 +127,23 @@ def test_a_batchnorm_inside_a_forward_that_torch_runs_counts_every_batch_once():
     for name, value in runs[0].items():
         if name != "linear.bias":  # BatchNorm takes it away: its gradient is rounding
             torch.testing.assert_close(runs[1][name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_that_another_step_trains_is_read_with_its_newest_weights(caplog):
+    """A generator's loss closes over the critic, whose step has moved its weights on the device."""
+    trained = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        maker, critic = torch.nn.Linear(3, 6), torch.nn.Linear(6, 1)
+        losses = lambda module, x, critic=critic: critic(module(x)).square().mean()
+        pairs = [
+            (critic, lambda module, x: module(x).exp().mean(), _batches()[0]),
+            (maker, losses, _batches()[1, :, :3]),
+        ]
+        for module, loss_fn, batch in pairs:
+            optimizer = torch.optim.SGD(module.parameters(), 0.1)
+            step = jaxtrain.compile(module, loss_fn, optimizer) if compiled else torch_step(module, optimizer, loss_fn)
+            step(batch)
+        trained.append([*maker.parameters(), *critic.parameters()])
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
+    assert "a parameter of another module is used" in caplog.text

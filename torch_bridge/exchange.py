@@ -99,7 +99,7 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
 def check_input(leaf: Any) -> None:
     """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call. Raise
     CannotRecord for one that is not dense, an unhashable object, and one with a shape that is no array: a lazy
-    matrix."""
+    matrix. What a step has given, a loss or a tensor left in Python, is a plain tensor."""
     if isinstance(leaf, torch.Tensor):
         if _is_own_class(type(leaf)):
             raise StaysInTorch(f"it is given a {type(leaf).__name__}, a tensor class with methods of its own")
@@ -114,7 +114,7 @@ def check_input(leaf: Any) -> None:
 
 @functools.cache
 def _is_own_class(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("torch", "torchvision")
+    return kind.__module__.partition(".")[0] not in ("torch", "torchvision", "torch_bridge")
 
 
 def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:

@@ -1,5 +1,7 @@
 """Tensors that a loss or forward leaves in attributes, lists and dicts are there after a compiled step, as torch's."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -185,6 +187,59 @@ def test_an_evaluation_leaves_them_too():
         assert evaluate.in_torch == ""
         torch.testing.assert_close(found, net(batch), rtol=0, atol=1e-6)
         assert left == pytest.approx(net.aux.item(), abs=1e-6)
+
+
+def _pair(net, hidden):
+    if isinstance(net.aux, list) and len(net.aux) > 2:
+        hidden = 2 * hidden
+    net.aux = [hidden.detach(), (hidden.mean(),)]
+
+
+def test_a_list_left_anew_by_each_call_is_no_other_setting():
+    """Calls share the second one's record until the loop changes the list."""
+    torch.manual_seed(0)
+    net, batch = Net(_pair), torch.ones(2, 6)
+    step = jaxtrain.compile(net, square, torch.optim.SGD(net.parameters(), 0.5))
+    keys = []
+    for _ in range(4):
+        step(batch)
+        keys.append(step.record.python()[0])
+    assert len(set(keys[1:])) == 1
+    net.aux.append(torch.ones(1))
+    assert step.record.python()[0] not in keys
+
+
+def _through_time(compiled):
+    """Train with the hidden state and the loss of the step before as parts of the batch."""
+    torch.manual_seed(0)
+    cell, kept = nn.LSTMCell(3, 4), {}
+    optimizer = torch.optim.SGD(cell.parameters(), 0.5)
+
+    def loss_fn(module, batch):
+        x, h, c, last = batch
+        h, c = module(x, (h, c))
+        kept["state"] = h.detach(), c.detach()
+        return h.square().mean() + 0.1 * last * c.mean()
+
+    step = jaxtrain.compile(cell, loss_fn, optimizer) if compiled else None
+    state, loss = (torch.zeros(2, 4), torch.zeros(2, 4)), torch.ones(())
+    for number in range(STEPS):
+        batch = torch.randn(2, 3, generator=torch.Generator().manual_seed(number)), *state, loss.detach()
+        if step is None:
+            optimizer.zero_grad()
+        loss = (step or partial(loss_fn, cell))(batch)
+        if step is None:
+            loss.backward()
+            optimizer.step()
+        state = kept["state"]
+    return [tensor.clone() for tensor in (*state, *cell.parameters())], step
+
+
+def test_what_a_step_gives_goes_into_the_next_batch():
+    wanted, _ = _through_time(compiled=False)
+    found, step = _through_time(compiled=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert step.torch is None
 
 
 class Scaled(nn.Module):

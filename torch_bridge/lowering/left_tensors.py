@@ -22,6 +22,7 @@ class _Left:
     """A place that a call sets: an entry of a dict, or a whole list (key None).
 
     container: returns the dict or list. spec: the structure of the value's tensors. before: the tensors it had.
+    inputs: what the code reads, perhaps this place too.
     """
 
     name: str
@@ -30,12 +31,18 @@ class _Left:
     spec: Any
     dtypes: list[torch.dtype]
     before: list[torch.Tensor]
+    inputs: PythonInputs
 
     def set(self, tensors: list) -> None:
         pairs = zip(tensors, self.dtypes, strict=True)
         kinds = [tensor if tensor.dtype == kind else tensor.to(kind) for tensor, kind in pairs]  # to() would wait
         value, container = pytree.tree_unflatten(kinds, self.spec), self.container()
+        old = None if self.key is None else container.get(self.key)
         container[slice(None) if self.key is None else self.key] = value
+        if type(old) in (list, tuple, dict) and type(old) is type(value):
+            leaves, spec = pytree.tree_flatten(old)
+            if spec == self.spec and all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                self.inputs.follow(old, value)
 
 
 class LeftTensors:
@@ -79,6 +86,7 @@ class LeftInCall:
 
     def look(self, module: torch.nn.Module, inputs: PythonInputs) -> None:
         """Note what the places hold before the call. module: holds every module of the record."""
+        self._inputs = inputs
         self._dicts: list[tuple[str, int, Callable, dict, set]] = []
         self._lists: list[tuple[str, int, Callable, list]] = []
         of_modules = set()
@@ -133,7 +141,7 @@ class LeftInCall:
             return False
         before = [leaf for leaf in pytree.tree_leaves(old) if isinstance(leaf, torch.Tensor)]
         dtypes = [leaf.dtype for leaf in leaves]
-        self._places.append(_Left(name.removeprefix("."), container, key, spec, dtypes, before))
+        self._places.append(_Left(name.removeprefix("."), container, key, spec, dtypes, before, self._inputs))
         self._numbers += [number, hash(name)]
         tensors += leaves
         return True

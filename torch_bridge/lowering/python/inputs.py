@@ -73,6 +73,22 @@ class PythonInputs:
         moved += [name for name, attributes, count in self._counts if len(attributes) != count]
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
 
+    def follow(self, old: Any, new: Any) -> None:
+        """Take a container of tensors that a call has left in place of `old`, of the same structure, as known."""
+        if not any(value is old for _, value in self._linked):
+            return
+        put = dict(_pairs(old, new))
+        of = lambda value: put.get(id(value), value)
+        at = lambda place: place._replace(container=of(place.container))
+        walk = self._walk
+        walk.containers = [(name, of(container)) for name, container in walk.containers]
+        walk.held = self.held = [at(place) for place in self.held]
+        self._linked = [(at(place), of(value)) for place, value in self._linked]
+        self._forms = [
+            (name, of(container), _form(of(container)) if id(container) in put else form)
+            for name, container, form in self._forms
+        ]
+
     def objects(self) -> list[Any]:
         """Return the objects that the last look found in places and long lists."""
         items = [form for _, _, form in self._forms if type(form) is list]
@@ -124,6 +140,15 @@ def _named_apart(places: list[Place]) -> list[Place]:
         again = seen[place.name]
         apart.append(place if again == 1 else place._replace(name=f"{place.name} ({again})"))
     return apart
+
+
+def _pairs(old: Any, new: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the id of each list, tuple and dict in `old`, with what stands in its place in `new`."""
+    yield id(old), new
+    keys = old if isinstance(old, dict) else range(len(old))
+    for key in keys:
+        if isinstance(old[key], (list, tuple, dict)):
+            yield from _pairs(old[key], new[key])
 
 
 def _form(container: Any) -> Any:

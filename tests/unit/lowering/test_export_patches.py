@@ -1,5 +1,6 @@
 """What torch does out of sight of a record: packed sequences, gradients of one's own, `.data`, masks looked at."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,6 +42,16 @@ IDS = torch.tensor([[1, 2, 0, 0], [4, 5, 6, 7], [3, 0, 0, 0]])
 )
 def test_packed_sequences_stop_at_their_lengths(make):
     check(Architecture("packed", "", lambda: (Packed(make()), (IDS,))))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_one_record_of_a_recurrent_layer_holds_for_all_lengths(kind):
+    torch.manual_seed(0)
+    layer = kind(3, 4, 2, batch_first=True, bidirectional=True)
+    model = from_torch(layer, (torch.zeros(2, 5, 3),), ["evaluation"])
+    x = torch.randn(3, 9, 3)
+    np.testing.assert_allclose(model(x.numpy(), rngs=None)[0], layer(x)[0].detach(), atol=1e-6)
+    assert len(model._record.graphs()) == 1
 
 
 class ReadsRows(nn.Module):

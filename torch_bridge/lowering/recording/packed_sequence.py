@@ -4,11 +4,17 @@ torch packs sequences into rows whose number depends on the lengths; JAX needs f
 input's number of steps, so `pad_packed_sequence` returns that many where torch returns the longest length.
 """
 
+import functools
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import library
+from torch._decomp import decompositions
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -85,8 +91,26 @@ def _states(layer, x, hx: Any, order) -> list[torch.Tensor]:
     return [x.new_zeros((count, x.shape[1], width)) for width in widths]
 
 
+def _one_step(plain: Callable) -> Callable:
+    """Return torch's rule for the shapes of a recurrent layer, which runs a single step where torch's runs each."""
+    thread = threading.get_ident()
+
+    @functools.wraps(plain)
+    def layer(inp, hidden, *rest, **options):
+        recorded = get_proxy_mode() is not None or threading.get_ident() != thread
+        if recorded or not isinstance(inp, FakeTensor):
+            return plain(inp, hidden, *rest, **options)
+        out, last = plain(inp.sum(0, keepdim=True), hidden, *rest, **options)
+        return out.expand(inp.shape[0], *out.shape[1:]).contiguous(), last
+
+    return layer
+
+
 def swap(stack, put) -> None:
-    """Replace what torch.nn.utils.rnn and the recurrent layers do with packed sequences, and multi_margin_loss."""
+    """Replace what torch.nn.utils.rnn and the recurrent layers do with packed sequences, and multi_margin_loss. Shapes
+    of recurrent layers are found in a time that does not grow with the sequence."""
+    for name in ("one_layer_lstm", "one_layer_rnn"):
+        put(stack, decompositions, name, _one_step(vars(decompositions)[name]))
     put(stack, torch._C._nn, "multi_margin_loss", torch.ops.torch_bridge.multi_margin_loss)
     put(stack, rnn, "_VF", _Kernels)
     put(stack, rnn, "_packed_sequence_init", _init)

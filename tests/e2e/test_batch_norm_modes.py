@@ -64,3 +64,19 @@ def test_a_twins_count_of_batches_may_be_an_average():
         assert float(step(batch)) == pytest.approx(plain(batch), rel=1e-4, abs=1e-6)
     step.sync()
     assert_same(theirs, ours)
+
+
+def test_a_teacher_that_is_called_twice_without_gradients_counts_in_the_program():
+    """Its second call writes counters of batches, which have no gradient to keep."""
+
+    def loss(module, batch):
+        with torch.no_grad():
+            first, second = module["teacher"](batch[0]), module["teacher"](-batch[0])
+        return (module["net"](batch[0]) - first - second).square().mean()
+
+    build = lambda: nn.ModuleDict({"net": normalised(), "teacher": normalised().requires_grad_(False)})
+    pairs = pair(build, lambda module: sgd(module["net"]))
+    check(*pairs, loss)
+    step = jaxtrain.compile(pairs[1][0], loss, pairs[1][1])
+    step(batches()[0])
+    assert step.torch is None

@@ -30,7 +30,7 @@ def untrack(graph_module: torch.fx.GraphModule, tracked: bool = True) -> None:
         if isinstance(node.target, torch._ops.OpOverload):
             for written in _written(node):
                 base, detached = _origin(written)
-                if detached or (not tracked and base.op == "placeholder"):
+                if _graded(base) and (detached or (not tracked and base.op == "placeholder")):
                     _keep_gradient(graph, node, base)
             continue
         bodies = [getattr(graph_module, used.target) for used in node.all_input_nodes if used.op == "get_attr"]
@@ -103,6 +103,12 @@ def _cut(graph: torch.fx.Graph, block: torch.fx.Node, body: torch.fx.GraphModule
             _detach(graph, result)
 
 
+def _graded(node: torch.fx.Node) -> bool:
+    """Return False for a tensor that has no gradient, as a counter of batches."""
+    dtype = getattr(node.meta.get("val"), "dtype", None)
+    return dtype is None or dtype.is_floating_point or dtype.is_complex
+
+
 def _in_place(node: torch.fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload)
@@ -114,8 +120,7 @@ def _in_place(node: torch.fx.Node) -> bool:
 
 
 def _detach(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    dtype = node.meta["val"].dtype
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not _graded(node):
         return
     users = list(node.users)
     with graph.inserting_after(node):

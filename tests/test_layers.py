@@ -26,6 +26,7 @@ TORCH_PACKAGES = {
     "verify",
     "lowering",
     "from_torch",
+    "double_values",
     "lazy_scalar",
     "optimizers",
     "replicas",

@@ -17,6 +17,7 @@ from flax import nnx
 from torch.utils import _pytree as pytree
 
 from torch_bridge.datasets import to_numpy, to_torch
+from torch_bridge.double_values import doubles_of, holds
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
@@ -112,6 +113,7 @@ class Record:
         self.entry, self.parts, self._effects = entry, parts, effects
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
+        self.doubles: dict[str, np.ndarray] = {}  # values of float64 and complex128 tensors, which JAX has rounded
         self.captured: dict[int, torch.Tensor] = {}  # tensors from outside the module that the graphs hold as constants
         self.left = Changes()  # Python attributes that a torch call changes and a compiled one does not
 
@@ -246,6 +248,13 @@ class ConvertedModule(nnx.Module):
             self.loss = _Level()
             changed = further.changed() if further is not None else set()
             _fill(self.loss, loss, made, changed, counters, empty, ("loss",), only_changed=True)
+            self.doubles.update({f"loss.{key}": value for key, value in doubles_of(_persistent(loss)).items()})
+        self.doubles.update(doubles_of(_persistent(module)))
+
+    @property
+    def doubles(self) -> dict[str, np.ndarray]:
+        """Return the values that float64 and complex128 tensors were given last, by torch name."""
+        return self._record.doubles
 
     def __call__(self, *args: Any, rngs: Callable | None = None, valid: Any = None, **kwargs: Any) -> Any:
         """Compute the torch module's outputs, as arrays in dicts, tuples and lists.
@@ -371,15 +380,8 @@ def _copy(state: Mapping[str, torch.Tensor], places: Mapping[str, torch.Tensor])
             raise RuntimeError(
                 f"{key} has shape {list(places[key].shape)} in the module, {list(value.shape)} in the model"
             )
-        if not _holds(places[key], value):
+        if not holds(places[key], value):
             places[key].copy_(value)
-
-
-def _holds(place: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return True if a double-precision tensor, rounded to the run's single precision, already equals the value."""
-    if place.dtype not in (torch.float64, torch.complex128) or place.dtype == value.dtype:
-        return False
-    return torch.allclose(place.to(value), value, rtol=0, atol=0, equal_nan=True)
 
 
 class _Function(types.ModuleType):

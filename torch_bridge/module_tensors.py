@@ -16,6 +16,7 @@ from torch_bridge.awaited import (
     state_tensors,
 )
 from torch_bridge.datasets import is_dense, to_numpy, to_torch
+from torch_bridge.double_values import holds, tell_changed
 from torch_bridge.exchange import Queue, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
 from torch_bridge.lowering.errors import WideIntegers
@@ -24,7 +25,8 @@ from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [
     "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "narrow", "plainly", "products",
-    "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "to_array", "to_tensors", "trainable", "write",
+    "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "tell_changed", "to_array", "to_tensors",
+    "trainable", "write",
 ]  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -106,12 +108,13 @@ def narrow(value: Any) -> Any:
 
 
 def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> None:
-    """Copy arrays into the tensors of the same names, in place; keep the tensors' dtypes and devices. Arrays on the
-    tensor's own GPU do not leave it."""
+    """Copy arrays into the tensors of the same names, in place; keep the tensors' dtypes and devices. Leave float64
+    values alone that the arrays hold rounded. Arrays on the tensor's own GPU do not leave it."""
     near = {name for name, tensor in tensors.items() if is_on(tensor.device, arrays[name])}
     host = to_host({name: array for name, array in arrays.items() if name not in near})
     with torch.no_grad():
         for name, tensor in tensors.items():
             value = torch.from_dlpack(arrays[name]) if name in near else to_torch(host[name])
-            tensor.copy_(value.reshape(tensor.shape))
+            if not holds(tensor, value := value.reshape(tensor.shape)):
+                tensor.copy_(value)
     wait_for_torch(tensors.values())

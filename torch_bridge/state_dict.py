@@ -37,10 +37,33 @@ def state_dict(model: nnx.Module) -> dict[str, np.ndarray]:
 def open_state_dict(model: nnx.Module) -> dict[str, LazyArray]:
     """Return `state_dict` with LazyArrays, which are fetched from the devices one by one on use.
 
-    All names of a tied variable share one LazyArray.
+    All names of a tied variable share one LazyArray. Tensors that are float64 or complex128 in torch are so here, with
+    torch's value where the variable, which has half as many bits, is still that value rounded.
     """
     leaves: dict[int, LazyArray] = {}
-    return {key: leaves.setdefault(id(variable), leaf_of(variable)) for key, variable in named_variables(model)}
+    doubles = _doubles(model)
+    for key, variable in named_variables(model):
+        if id(variable) not in leaves:
+            leaf = leaf_of(variable)
+            leaves[id(variable)] = _as_double(leaf, doubles[key]) if key in doubles else leaf
+    return {key: leaves[id(variable)] for key, variable in named_variables(model)}
+
+
+def _doubles(model: nnx.Module) -> dict[str, np.ndarray]:
+    """Return the values that a converted torch module's float64 and complex128 tensors were given; {} for others."""
+    return getattr(model, "doubles", {})
+
+
+def _as_double(leaf: LazyArray, given: np.ndarray) -> LazyArray:
+    """Return the leaf in the dtype of `given`: with its values where the leaf's are those rounded."""
+
+    def read() -> np.ndarray:
+        rounded = leaf.read()
+        with np.errstate(over="ignore"):
+            same = np.array_equal(given.astype(rounded.dtype), rounded, equal_nan=True)
+        return given.copy() if same else rounded.astype(given.dtype)
+
+    return LazyArray(leaf.shape, given.dtype, read)
 
 
 def leaf_of(array: Any) -> LazyArray:
@@ -73,9 +96,12 @@ def load_state_dict(
     missing = [key for key in missing if not _older(key, formats)]
     if wrong or (strict and (missing or unexpected)):
         raise StateDictMismatch(explain(missing if strict else [], unexpected if strict else [], wrong, source))
+    doubles = _doubles(model)
     for key, variable in wanted.items():
         if key in state:
             variable.set_value(place(state[key], variable.get_value()))
+            if key in doubles:
+                doubles[key] = own_array(state[key]).astype(doubles[key].dtype, copy=False)
     return missing, unexpected
 
 

@@ -40,6 +40,7 @@ class SharedWeights:
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))
         self.generation = 0
+        self._told: set[str] = set()  # buffers that `tell_rounded` has seen
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self._look()
 
@@ -69,6 +70,14 @@ class SharedWeights:
         for name in {self.first_name(name) for name in names} - self.counters:
             self.counters.add(name)
             self.arrays[name] = jax.device_put(self.exchange.as_wide(self.arrays[name]), self.layout.replicated)
+
+    def tell_rounded(self, changed: Iterable[str]) -> None:
+        """Warn once of float64 buffers among those that a graph writes."""
+        new = {self.first_name(name) for name in changed} - self._told
+        self._told |= new
+        self.exchange.tell_changed(
+            ", ".join(type(module).__name__ for module in self.modules.values()), self.tensors, new
+        )
 
     def reached(self, graph: Any, loss: str) -> set[str]:
         """Return the names of the tensors that the gradient of the loss reaches; values that are only logged don't

@@ -156,6 +156,7 @@ class CompiledStep:
             self._note(shapes)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             self.weights.widen(graph.counters)
+            self.weights.tell_rounded(graph.changed)
             if unfit := graph.unfit([*leaves, *numbers], self.weights.state(self.weights.arrays)):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other Python values may have led to the same graph

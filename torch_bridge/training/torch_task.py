@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy
+from torch_bridge.double_values import tell_changed
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
@@ -74,6 +75,7 @@ class TorchTask:
         if self.loss_record.left:
             changed = ", ".join(sorted(self.loss_record.left)[:3])
             log.warning("%s changes %s in Python, which a compiled run does not", type(module).__name__, changed)
+        tell_changed(type(module).__name__, dict(module.named_buffers()), self.loss_record.changed())
         if adapters is not None:
             lora.check_used(module, self.loss_record.graphs())
         self.trained_loss = self._trained_loss()

@@ -17,7 +17,10 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import jax
+
 from jaxtrain import trust
+from jaxtrain.data import row_keys
 from jaxtrain.errors import UserError
 from jaxtrain.optim import groups
 
@@ -47,12 +50,12 @@ class MeanLoss(Loss):
     """
 
 
-def as_loss(found: Any, rows: int) -> Loss:
+def as_loss(found: Any, batch: Batch) -> Loss:
     """Convert the result of a user's loss function to a Loss.
 
     found: a scalar, one value per sample (their mean is taken), a Loss, (value, weight), or (value, dict of further
-    values to log). rows: samples in the batch. Without a weight it becomes a MeanLoss. Raises UserError for anything
-    else.
+    values to log). Without a weight it becomes a MeanLoss. Raises UserError for anything else, also for an array whose
+    first axis is not that of any of the batch's arrays.
     """
     if isinstance(found, Loss):
         return found
@@ -65,8 +68,14 @@ def as_loss(found: Any, rows: int) -> Loss:
             f"the loss returned {type(found).__name__}, wanted a scalar, one value per sample, jaxtrain.Loss, "
             "(value, weight) or (value, dict of values to log)"
         )
-    value = value.mean() if value.ndim else value
-    return MeanLoss(value, rows, parts) if weight is None else Loss(value, weight, parts)
+    if value.size != 1 and not any(leaf.shape[:1] == value.shape[:1] for leaf in jax.tree.leaves(batch)):
+        raise UserError(
+            f"the loss returned an array of shape {value.shape}, wanted a scalar, or one value per sample; gradients "
+            "are those of scalars alone. Return its .mean() or .sum()"
+        )
+    mean = lambda array: array.mean() if getattr(array, "ndim", 0) else array
+    value, parts = mean(value), {name: mean(part) for name, part in parts.items()}
+    return MeanLoss(value, len(row_keys.valid(batch)), parts) if weight is None else Loss(value, weight, parts)
 
 
 class Statistics(NamedTuple):

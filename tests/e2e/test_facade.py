@@ -6,7 +6,7 @@ import pytest
 import torch
 from flax import nnx
 
-from jaxtrain import Loss, Trainer, TrainingConfig, nn
+from jaxtrain import Loss, Trainer, TrainingConfig, UserError, nn
 from jaxtrain.task import MeanLoss
 from jaxtrain.train.user.resolve_task import resolve_task
 
@@ -78,3 +78,11 @@ def test_a_loss_is_a_value_with_or_without_a_weight(found, wanted):
     loss = task.loss(None, {"valid": np.ones(2, bool)}, None, None)
     assert type(loss) is type(wanted)
     assert loss == wanted
+
+
+def test_a_loss_per_column_is_refused_as_that_of_a_torch_module_is(tmp_path):
+    by_column = lambda model, batch, rngs: jnp.square(model(batch["0"], rngs)[:, None] - jnp.zeros(5)).mean(0)
+    config = TrainingConfig(batch_size=40, num_epochs=1, run={"dir": str(tmp_path)})
+    trainer = Trainer(Net(nnx.Rngs(0)), dataset(80, 0), None, config, loss=by_column)
+    with pytest.raises(UserError, match=r"the loss returned an array of shape \(5,\).*one value per sample"):
+        trainer.train()

@@ -68,7 +68,7 @@ def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingCo
     if loss is not None:
         return Task(
             build_model=lambda config, rngs: None,
-            loss=lambda model, batch, config, rngs: as_loss(loss(model, batch, rngs), len(row_keys.valid(batch))),
+            loss=lambda model, batch, config, rngs: as_loss(loss(model, batch, rngs), batch),
             pads_batches=False,
         )
     if name is None:

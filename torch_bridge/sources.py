@@ -34,7 +34,7 @@ class ForeignSource:
     None. persistent: workers keep the dataset as it was when they started. collate: the source's own function of a list
     of items; None for the task's. examples: items already read as examples, by position, which the first epoch reuses.
     peek: reads examples when worker processes read the rest (jaxtrain.data.peek). worker_init_fn: the user's, which a
-    worker calls before it reads.
+    worker calls before it reads. refills: it was seen to return the same memory for every sample, filled anew.
     """
 
     workers_wanted: int = 0
@@ -44,6 +44,7 @@ class ForeignSource:
     examples: Mapping[int, Any] = MappingProxyType({})
     peek: Any = None
     worker_init_fn: Callable[[int], None] | None = None
+    refills: bool = False
 
     def __getitem__(self, index: int) -> Any:
         raise TypeError(f"{type(self).__name__} gives no sample by its position")
@@ -51,6 +52,10 @@ class ForeignSource:
     def raw(self, index: int) -> Any:
         """Return the sample at a position as the dataset yields it, tensors included."""
         return self[index]
+
+    def converted(self, item: Any) -> Any:
+        """Return a sample that `raw` gave as indexing gives it."""
+        return item
 
     def random_states(self) -> list[RandomState]:
         """List further global generators that its items may draw from."""

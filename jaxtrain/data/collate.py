@@ -99,12 +99,13 @@ class Columns:
 
     A large array is copied into its row at once, while the CPU caches hold it, so that its memory can serve the next
     item. Items of small tensors and numbers are kept and joined at the end, which is less work per item. empty:
-    allocates the batch's arrays.
+    allocates the batch's arrays. keep: keep the items whose arrays are copied, as `kept`.
     """
 
-    def __init__(self, size: int, empty: Empty = np.empty):
+    def __init__(self, size: int, empty: Empty = np.empty, keep: bool = False):
         self.size = size
         self.empty = empty
+        self.kept: list[Any] | None = [] if keep else None
         self._waiting: list[Any] = []
         self._count = 0
         self._columns: list[_Column] = []
@@ -123,6 +124,8 @@ class Columns:
                 return
             self._columns = columns
         self._count += 1
+        if self.kept is not None:
+            self.kept.append(item)
         for i, (key, name, rows, shape, dtype) in enumerate(self._columns):
             value = item if key is None else _part(item, key, name)
             if shape is None:

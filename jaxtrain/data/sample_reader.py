@@ -7,6 +7,8 @@ that augmentation is the same for any number of workers and processes, and after
 import copy
 import dataclasses
 import functools
+import logging
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,10 +19,17 @@ from jaxtrain.data.buffers import Buffers
 from jaxtrain.data.collate import Columns
 from jaxtrain.data.collate import collate as default_collate
 from jaxtrain.data.index_stream import SampleIndex
+from jaxtrain.data.refilled import same
 from jaxtrain.data.sources import BucketedSource, ForeignSource, SequentialSource
 from jaxtrain.data.widths import TooLarge
 from jaxtrain.errors import DataError, UserError
 from torch_bridge.sources import RandomState, raised
+
+log = logging.getLogger(__name__)
+REFILLED = (
+    "the dataset returns the same memory for every sample, filled anew: as in torch, all rows of a batch hold its last "
+    "sample; return a copy"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +57,8 @@ class Reader:
         self._drawn: set[int] = set()  # numbers of the global generators that items have drawn from
         self._epoch: int | None = None
         self._kept: dict[int, Any] | None = None  # copies of an example's items, by position
+        self._refills: bool | None = None  # the dataset fills the same memory for every sample (data.refilled)
+        self._from_example = False  # the batch may hold copies of an example's items
         self._buffers = Buffers()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,11 +126,15 @@ class Reader:
         source, reading = self.source, self.reading
         indices = self._positions(request)
         plain = self.collate is default_collate and not isinstance(source, BucketedSource) and not request.raw
-        items: list[Any] | Columns = Columns(len(indices), self._buffers.empty) if plain else []
-        read = source.raw if plain and isinstance(source, ForeignSource) else source.__getitem__
-        taken: Any = source.examples if isinstance(source, ForeignSource) and not request.epoch else {}
+        at_once = plain and not self._refills
+        items: Any = Columns(len(indices), self._buffers.empty, self._refills is None) if at_once else []
+        foreign = isinstance(source, ForeignSource)
+        read = source.raw if foreign else source.__getitem__
+        taken: Any = source.examples if foreign and not request.epoch else {}
+        self._from_example = bool(taken)
         seeds = random_state.mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         seeders = [state.seed for state in states]
+        given: list[tuple[int, Any]] = []  # an example's items
         for index, seed in zip(indices, seeds, strict=True):
             reading(index)
             try:
@@ -131,13 +146,17 @@ class Reader:
                     known = self._kept if index in self._kept else taken
                     item = known[index] if index in known else read(index)
                     self._kept[index] = _copied(item)
+                    given.append((index, item))
             except BaseException as error:  # SystemExit too: it would end the run as if it were finished
                 raise raised(error, f"sample {index}") from error
             try:
                 items.append(item)
             except UserError as error:
                 raise UserError(f"{error} (sample {index})") from None
-        return items
+        if self._kept and not all(same(self._kept[index], item) for index, item in given):
+            self._kept = {}  # the run reads them again, beside their neighbours
+            self._note_refills()
+        return items if plain or not foreign else [source.converted(item) for item in items]
 
     def _positions(self, request: Request) -> list[int]:
         """Return the positions, as SampleIndex; plain ints for a ForeignSource, which learns epochs by `set_epoch`."""
@@ -152,11 +171,29 @@ class Reader:
         if isinstance(self.source, BucketedSource):
             collate = self.source.collate_for(request.together)
         try:
-            return items.batch() if isinstance(items, Columns) else collate(items)
+            return self._batch(items) if isinstance(items, Columns) else collate(items)
         except TooLarge as error:
             raise DataError(f"{error} (sample {request.indices[error.row]})") from None
         except BaseException as error:
             raise raised(error, f"samples {shorten(request.indices)}", "the dataset's collate function") from error
+
+    def _batch(self, items: Columns) -> dict[str, Any]:
+        """Return the batch of the items as they are now; note whether they are as they were when they came."""
+        batch = items.batch()
+        if items.kept is None or len(items.kept) < 2:
+            return batch
+        now = default_collate(items.kept, self._buffers.empty)
+        if not same(batch, now):
+            self._note_refills()
+        elif not self._from_example:
+            self._refills = False
+        return now
+
+    def _note_refills(self) -> None:
+        self._refills = True
+        if multiprocessing.parent_process() is None and not getattr(self.source, "refills", True):
+            self.source.refills = True
+            log.warning(REFILLED)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,9 @@ class LoaderSource(_LoaderHooks, OrderedSource):
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        item = self.raw(index)
+        return self.converted(self.raw(index))
+
+    def converted(self, item: Any) -> Any:
         return to_numpy(item) if self.collate is None else item
 
     def raw(self, index: int) -> Any:

@@ -108,6 +108,9 @@ class TorchSource(TorchHooks):
     def __getitem__(self, index: int) -> Any:
         return to_numpy(self.dataset[index])
 
+    def converted(self, item: Any) -> Any:
+        return to_numpy(item)
+
     def set_epoch(self, epoch: int) -> None:
         set_epoch(self.dataset, epoch)
         check_length(self.dataset, self._size, epoch)

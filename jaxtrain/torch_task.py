@@ -1,6 +1,6 @@
 """Make the Task that trains a torch module. torch is imported only if there is such a module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,22 +22,37 @@ def is_torch_module(model: Any) -> bool:
 
 
 def task_of_torch_module(
-    module: Any, loss: Callable | None, example_batch: Batch, single_row: bool = False, adapters: Any = None
+    module: Any,
+    loss: Callable | None,
+    example_batch: Batch,
+    single_row: bool = False,
+    adapters: Any = None,
+    items: Sequence[Any] = (),
+    collate: Callable | None = None,
 ) -> Task:
     """Return a Task that trains this module; arguments as in TorchTask. example_batch: may hold the dataset's float64.
     single_row: batches of one sample will come, which torch may refuse (BatchNorm). adapters: a LoraConfig and the seed
-    of its weights, to add to the module.
+    of its weights, to add to the module. items, collate: samples as the dataset returns them, and the user's function
+    of them, to find tensors whose class counts.
 
     `task.twin.build(None)` returns a copy of the module; `torch_bridge.from_torch.write_back(model, module)` writes
     trained weights into the module itself. Raises UserError for a module that cannot be converted, and for one that
     computes something from float64 entries that float32 cannot represent.
     """
+    from torch_bridge.training import tensor_classes
     from torch_bridge.training.torch_task import TorchTask
 
     exact = row_keys.without(example_batch)
     mapped = lambda function, batch: {key: jax.tree.map(function, value) for key, value in batch.items()}
     example = mapped(narrow, exact)  # keeps the dataset's order, which decides what a loss without names takes
-    made = TorchTask(module, loss, example, adapters=adapters)
+    try:
+        made = TorchTask(module, loss, example, adapters=adapters)
+    except UserError as error:
+        if not (methods := tensor_classes.methods_lost(items)):
+            raise
+        raise UserError(f"{error}\n{methods}") from error
+    if other := tensor_classes.other_with_class(made, items, collate):
+        raise UserError(other)
     lost = made.lost_digits(exact) if float32_may_lose(exact) else ""
     if lost:
         raise UserError(f"{lost}: return from the Dataset, in float32, what the module makes of them")

@@ -156,7 +156,7 @@ class Reader:
         if self._kept and not all(same(self._kept[index], item) for index, item in given):
             self._kept = {}  # the run reads them again, beside their neighbours
             self._note_refills()
-        return items if plain or not foreign else [source.converted(item) for item in items]
+        return items if plain or not foreign or request.raw else [source.converted(item) for item in items]
 
     def _positions(self, request: Request) -> list[int]:
         """Return the positions, as SampleIndex; plain ints for a ForeignSource, which learns epochs by `set_epoch`."""
@@ -354,11 +354,13 @@ def beside(collate: Callable, source: Any) -> Callable:
         return collate
 
 
-def raw_items(reader: Reader | SequenceReader, positions: np.ndarray) -> list[Any]:
-    """Return uncollated samples: those at `positions`, or a stream's first ones."""
+def raw_items(reader: Reader | SequenceReader, positions: np.ndarray, converted: bool = True) -> list[Any]:
+    """Return uncollated samples: those at `positions`, or a stream's first ones. converted: as the source's collate
+    function takes them, not as the dataset returns them."""
     if isinstance(reader, SequenceReader):
         return list(reader.first_chunk() or ())
-    return list(cast(Any, reader(Request(0, positions, positions, raw=True), example=True)))
+    items = list(cast(Any, reader(Request(0, positions, positions, raw=True), example=True)))
+    return list(map(reader.source.converted, items)) if converted and hasattr(reader.source, "converted") else items
 
 
 def _itself(chunk: Any) -> Any:

@@ -14,6 +14,8 @@ from jaxtrain.data.batch_shapes import collate_of
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader, Stream, make_stream, own_batch_size
 from jaxtrain.data.peek import read_by
+from jaxtrain.data.sample_reader import raw_items
+from jaxtrain.data.sources import ForeignSource, SequentialSource
 from jaxtrain.data.widths import float64_kept
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task, as_loss, find_task
@@ -108,8 +110,9 @@ def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Calla
     with float64_kept():
         example = _example(loader, micro)
     adapters = (config.lora, config.seed) if config.lora.rank else None
+    items, function = _items(loader), getattr(getattr(source, "collate", None), "function", None)
     try:
-        return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters)
+        return task_of_torch_module(module, loss, example, _single_row(stream, micro), adapters, items, function)
     except UserError as error:
         texts = list(loader.texts.get(0, {}))
         if not texts:
@@ -132,6 +135,13 @@ def _example(loader: Loader, micro: int) -> dict[str, Any]:
         return example
     rows = lambda value: np.take(value, np.arange(micro) % min(2, len(value)), axis=0)
     return {key: jax.tree.map(rows, value) for key, value in example.items()}  # in the dataset's own order
+
+
+def _items(loader: Loader) -> list[Any]:
+    """Return the first two samples as a map-style dataset returns them; the run reads them only once."""
+    if not isinstance(loader.source, ForeignSource) or isinstance(loader.source, SequentialSource):
+        return []
+    return raw_items(loader.reader, loader.stream.batch(0)[0][:2], converted=False)
 
 
 def _single_row(stream: Stream, micro: int) -> bool:

@@ -1,14 +1,13 @@
 """Samples whose tensors have a class of the user's own: torch's batches have it too, those of a compiled step not."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from jaxtrain.data.collate import names_of
 from torch_bridge.training.loss_entry import LossEntry
 
 _ADVICE = (
@@ -36,13 +35,22 @@ def other_with_class(task: Any, items: Sequence[Any], collate: Callable | None) 
     named = own_classes(items)
     if not named:
         return ""
-    batch = (collate or default_collate)(list(items))
-    entries = {name: batch if key is None else batch[key] for key, name in names_of(batch)}
+    entries = _entries((collate or default_collate)(list(items)))
     theirs, ours = _loss(task, entries), _loss(task, pytree.tree_map(_plain, entries))
     if ours is None or (theirs is not None and torch.equal(ours, theirs)):
         return ""
     name = type(task.module).__name__
     return f"{name} computes something else with the dataset's {named} than with a torch.Tensor, and {_ADVICE}"
+
+
+def _entries(batch: Any) -> dict[str, Any]:
+    """Name a batch's parts as jaxtrain.data.collate does."""
+    if isinstance(batch, Mapping):
+        return {str(key): value for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        names = getattr(batch, "_fields", range(len(batch)))
+        return {str(name): value for name, value in zip(names, batch, strict=True)}
+    return {"0": batch}
 
 
 def _plain(leaf: Any) -> Any:

@@ -26,6 +26,7 @@ from torch_bridge.lowering.python.varying import Varying
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
+from torch_bridge.lowering.recording.shown_types import as_numbers
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.optimizers import check_scheduler  # noqa: F401
@@ -105,7 +106,8 @@ class LossEntry(torch.nn.Module):
 
     def forward(self, batch: Any, numbers: list) -> Any:
         """Call the loss. numbers: tensors that replace the Python numbers that have changed between calls."""
-        with self.varying.inputs.replaced(self.dynamic, numbers), self.replicas.local():
+        replaced = self.varying.inputs.replaced(self.dynamic, numbers)
+        with replaced as plain, as_numbers(numbers, plain), self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
                 given = mapping_of(self.batch_type, given)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.compiler import is_exporting
 
 import jaxtrain
-from tests.e2e.loops import assert_same, batches, check, pair
+from tests.e2e.loops import assert_same, batches, check, mse, pair, torch_step
 
 pytestmark = pytest.mark.slow
 
@@ -209,3 +209,45 @@ def test_the_text_of_a_size_may_be_a_key():
 def test_a_forward_that_asks_for_types_is_told_those_of_torch():
     check(*pair(AskingForTypes), data=[*batches(2), *batches(2, rows=5), *batches(2, rows=4)])
     assert "type" not in globals()
+
+
+class AskingForNumbers(nn.Module):
+    """Scales by a Python number that changes at every step, and asks for its type. Other code is a factor of 100."""
+
+    def __init__(self, ask):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear, self.ask, self.scale = nn.Linear(6, 1), ask, 0.5
+
+    def forward(self, x):
+        return self.linear(x) * (1 + self.scale) * (1 if self.ask(self.scale) else 100)
+
+
+ASKS = {
+    "isinstance": lambda number: isinstance(number, float),
+    "isinstance of several": lambda number: isinstance(number, (int, float)),
+    "type": lambda number: type(number) is float,
+    "no tensor": lambda number: not isinstance(number, torch.Tensor) and not torch.is_tensor(number),
+    "computed from it": lambda number: isinstance(1 - number**2 / 3, float),
+    "a tensor made of it": lambda number: torch.is_tensor(torch.full((2,), number)),
+    "a tensor times it": lambda number: isinstance(torch.ones(2) * number, torch.Tensor),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_number_that_changes_has_its_type(ask):
+    """Six losses and the weights as torch's; before, compiled steps took the other branch."""
+    runs = []
+    for ours in (False, True):
+        module = AskingForNumbers(ASKS[ask])
+        optimizer = torch.optim.SGD(module.parameters(), 1e-2)
+        step = jaxtrain.compile(module, mse, optimizer) if ours else torch_step(module, optimizer)
+        losses = []
+        for number, batch in enumerate(batches(6)):
+            module.scale = 0.5 + number / 10
+            losses.append(float(step(batch)))
+        assert not ours or step.torch is None
+        runs.append((losses, module))
+    assert runs[1][0] == pytest.approx(runs[0][0], rel=1e-5)
+    step.sync()
+    assert_same(runs[0][1], runs[1][1])

@@ -281,6 +281,7 @@ class PlainFunctions(TorchFunctionMode):
         result = function(*args, **kwargs)
         self.masks.note(function, args, kwargs, result)
         self.known.note(function, args, kwargs, result)
+        shown_types.note_number(function, args, result)
         return result
 
     def _register_hook(self, x, hook):

@@ -1,15 +1,17 @@
 """Show the user's own code the types that it sees in torch, while a module is recorded.
 
-Torch gives a record tensors of a class of its own, and sizes that are no int; user code that asks for their type would
-take another branch than in torch. Libraries know both and see the real types.
+Torch gives a record tensors of a class of its own, and sizes that are no int; a Python number that changes from call to
+call is a 0-d tensor there. User code that asks for their type would take another branch than in torch. Libraries know
+all of them and see the real types.
 """
 
 import builtins
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensor
@@ -18,12 +20,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+_METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
+_STANDING: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a 0-d tensor, and a number of the type it stands for
 
 
 def _type(*arguments: Any, **options: Any) -> Any:
     if len(arguments) != 1 or options:
         return builtins.type(*arguments, **options)
     value, kind = arguments[0], builtins.type(arguments[0])
+    if id(value) in _STANDING:
+        return builtins.type(_STANDING[id(value)][1])
     if kind in (FakeTensor, FunctionalTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind
@@ -33,8 +39,32 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     if isinstance(kinds, tuple):
         return any(_is_instance(value, kind) for kind in kinds)
     kinds = builtins.type if kinds is _type else kinds
+    if id(value) in _STANDING:
+        return isinstance(_STANDING[id(value)][1], kinds)
     number = _NUMBERS.get(builtins.type(value))
     return isinstance(value, kinds) or (number is not None and isinstance(number, kinds))
+
+
+@contextlib.contextmanager
+def as_numbers(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Iterator[None]:
+    """While active, these 0-d tensors are shown as the Python numbers that they stand for, by `torch.is_tensor` too."""
+    before, plain = dict(_STANDING), torch.is_tensor
+    _STANDING.update((id(tensor), (tensor, number)) for tensor, number in zip(tensors, numbers, strict=True))
+    try:
+        with mock.patch.object(torch, "is_tensor", lambda value: id(value) not in _STANDING and plain(value)):
+            yield
+    finally:
+        _STANDING.clear()
+        _STANDING.update(before)
+
+
+def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
+    """Show what Python computes of such numbers alone as a number too. A function of torch makes a tensor of them; the
+    methods that are called are the operators, as a number has no other."""
+    if not _STANDING or function not in _METHODS or not isinstance(result, torch.Tensor):
+        return
+    if all(id(value) in _STANDING for value in args if isinstance(value, torch.Tensor)):
+        _STANDING[id(result)] = result, 1.0 if result.is_floating_point() else 1
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ TORCH_PACKAGES = {
     "exchange",
     "function",
     "module",
+    "modes",
     "module_tensors",
     "verify",
     "lowering",

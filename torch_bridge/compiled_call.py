@@ -35,6 +35,7 @@ from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft, is_cache
 from torch_bridge.lowering.table import Call
+from torch_bridge.modes import watching
 from torch_bridge.module_tensors import snapshot
 from torch_bridge.refusals import Refusals
 from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
@@ -253,9 +254,9 @@ def _on_inputs(own: Callable | None) -> Callable:
 
 def _traced() -> bool:
     """Return True inside torch.compile, torch.export, torch.jit, torch.func or forward-mode differentiation, where
-    values are not plain tensors."""
-    inside = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
-    return inside or torch._C._functorch.maybe_current_level() is not None
+    values are not plain tensors, and inside modes that see every operation."""
+    inside = torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0 or watching()
+    return bool(inside) or torch._C._functorch.maybe_current_level() is not None
 
 
 def _recomputed(frame: types.FrameType | None) -> bool:

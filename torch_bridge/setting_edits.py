@@ -10,6 +10,7 @@ from torch_bridge import optimizers
 from torch_bridge.awaited import plainly
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
+from torch_bridge.modes import watching
 from torch_bridge.torch_edits import structure_of
 
 FREEZE = "leave optimizer= out and freeze by epochs, with freeze_until_epoch or freeze_after_epoch in optim.groups"
@@ -21,7 +22,8 @@ NO_NUMBERS = {"params", "foreach", "fused", "capturable"}  # options that do not
 
 
 def refuse_modes_around() -> None:
-    """Raise UserError inside torch.autocast or inference_mode, which a compiled run would only partly follow."""
+    """Raise UserError inside torch.autocast, inference_mode, the meta device or modes that see every operation, which a
+    compiled run would only partly follow."""
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise UserError(
             "torch.autocast is on around Trainer(...) or train(), and a compiled run casts by its own settings: leave "
@@ -30,6 +32,17 @@ def refuse_modes_around() -> None:
     if torch.is_inference_mode_enabled():
         raise UserError(
             "torch.inference_mode is on around Trainer(...) or train(), and nothing trains in it: leave it out"
+        )
+
+    if torch.get_default_device().type == "meta":
+        raise UserError(
+            "torch's default device is meta around Trainer(...) or train(), where new tensors have no values: leave "
+            "torch.device('meta') or set_default_device after the module is made"
+        )
+    if modes := watching():
+        raise UserError(
+            f"{modes} is on around Trainer(...) or train(), and sees torch's own operations, of which a compiled run "
+            "has none: leave it out, or write the loop yourself with jaxtrain.compile, which leaves the step to torch"
         )
 
 

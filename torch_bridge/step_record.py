@@ -29,6 +29,7 @@ from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_to
 from torch_bridge.lowering.recording.shown_types import as_numbers
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
+from torch_bridge.modes import watching
 from torch_bridge.optimizers import check_scheduler  # noqa: F401
 from torch_bridge.record_constants import Constants
 from torch_bridge.refusals import Refusals  # noqa: F401
@@ -349,8 +350,11 @@ def check_gradients_on(loss: str) -> None:
         )
 
 
-def anomalies_are_looked_for() -> bool:
-    return torch.is_anomaly_enabled()
+def watched_in_torch() -> str:
+    """Return why a step has to run in torch now: something looks into torch's own passes; "" if nothing does."""
+    if torch.is_anomaly_enabled():
+        return "torch's anomaly mode looks into torch's own backward pass"
+    return (modes := watching()) and f"{modes} around the step sees each of torch's own operations"
 
 
 def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:

@@ -40,7 +40,7 @@ class CompiledForward:
         if structure != self._structure:
             self._structure, self._record = structure, ForwardRecord(self.module)
             self._programs, self.in_torch = {}, ""
-        if self.in_torch:
+        if self.in_torch or weights.bridge.watched_in_torch():
             return self._torchs(args, kwargs)
         refused = None
         try:

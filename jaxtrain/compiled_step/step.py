@@ -142,8 +142,8 @@ class CompiledStep:
             self.record_anew(structure)
         if isinstance(self.updates, UpdateInTorch):
             raise self.weights.bridge.CannotRecord(self.updates.reason)
-        if self.weights.bridge.anomalies_are_looked_for():
-            raise self.weights.bridge.CannotRecord("torch's anomaly mode looks into torch's own backward pass")
+        if watched := self.weights.bridge.watched_in_torch():
+            raise self.weights.bridge.CannotRecord(watched)
         self.record.check_captured()
         self._calls += 1
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update

@@ -35,6 +35,7 @@ from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft, is_cache
 from torch_bridge.lowering.table import Call
+from torch_bridge.lowering.view_outputs import view, views_of_given
 from torch_bridge.modes import watching
 from torch_bridge.module_tensors import snapshot
 from torch_bridge.refusals import Refusals
@@ -325,6 +326,7 @@ class _Program:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.reached = graph.differentiable()
+        self.views = views_of_given(graph)
         self.constants: dict[int, Any] = {}  # outputs that are not tensors, by index; known after tracing
         self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches)
         self._draws: bool | None = None  # whether it draws random numbers; known after tracing
@@ -350,6 +352,11 @@ class _Program:
             given = {**own, **dict(zip(self.graph.inputs, leaves, strict=True))}
             kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), torch.Tensor)}
             outputs = [kept.get(place, value) for place, value in enumerate(outputs)]
+        if self.views:
+            given = {placeholder: own.get(name) for placeholder, name in self.graph.placeholders}
+            given |= dict(zip(self.graph.inputs, leaves, strict=True))
+            for place, node in self.views.items():
+                outputs[place] = view(node, given)
         return self.graph.in_torch(outputs), changed
 
     def _reaches(self, given: Sequence[bool]) -> tuple:

@@ -130,7 +130,7 @@ class Graph:
 
         places: the output leaves at which it starts; all if left out.
         """
-        leaves = self._output_leaves
+        leaves = self.output_leaves
         chosen = leaves if places is None else [leaves[place] for place in places]
         reached = leading_to(node for node in chosen if isinstance(node, torch.fx.Node))
         names = {node.name for node in reached if node.op == "placeholder"}
@@ -147,7 +147,7 @@ class Graph:
             begins = node.op == "placeholder" and node.name in starts
             if begins or (any(used in carrying for used in sources(node)) and carries_gradient(node)):
                 carrying.add(node)
-        return [isinstance(node, torch.fx.Node) and node in carrying for node in self._output_leaves]
+        return [isinstance(node, torch.fx.Node) and node in carrying for node in self.output_leaves]
 
     @functools.cached_property
     def handed_on(self) -> dict[int, str]:
@@ -155,7 +155,7 @@ class Graph:
         names = {placeholder: name or placeholder for placeholder, name in self.placeholders}
         handed = {
             place: names[node.name]
-            for place, node in enumerate(self._output_leaves)
+            for place, node in enumerate(self.output_leaves)
             if isinstance(node, torch.fx.Node) and node.op == "placeholder"
         }
         return {place: name for place, name in handed.items() if name not in self.changed}
@@ -163,10 +163,10 @@ class Graph:
     @property
     def gives_tensor(self) -> bool:
         """Return True if the first leaf of the output is a tensor, rather than a constant or None."""
-        return bool(self._output_leaves) and isinstance(self._output_leaves[0], torch.fx.Node)
+        return bool(self.output_leaves) and isinstance(self.output_leaves[0], torch.fx.Node)
 
     @property
-    def _output_leaves(self) -> list[Any]:
+    def output_leaves(self) -> list[Any]:
         (output,) = (node for node in self.module.graph.nodes if node.op == "output")
         pairs = zip(self.outputs, cast(Sequence, output.args[0]), strict=True)
         return [node for (kind, _), node in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]

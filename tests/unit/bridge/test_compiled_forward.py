@@ -352,3 +352,29 @@ def test_what_a_forward_hands_on_is_the_same_tensor():
     (plain["y"].sum() + module.scale.sum()).backward()
     for ours, theirs in zip(gradients, module.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad)
+
+
+VIEWS = {
+    "a column": lambda module, x: x[:, 0],
+    "a shape": lambda module, x: x.view(x.shape[0], 2, -1),
+    "a part": lambda module, x: x.chunk(2, dim=1)[1],
+    "a weight": lambda module, x: module.weight.view(-1),
+}
+
+
+class View(nn.Linear):
+    def __init__(self, made):
+        super().__init__(4, 4)
+        self.made = made
+
+    def forward(self, x):
+        return super().forward(x), self.made(self, x)
+
+
+@pytest.mark.parametrize("made", VIEWS)
+def test_a_view_of_what_the_module_was_given_shares_its_memory_as_in_torch(made):
+    module, x = View(VIEWS[made]), torch.ones(3, 4)
+    module.forward = CompiledForward(module)
+    with torch.no_grad():
+        module(x)[1].fill_(7.0)
+        assert bool((VIEWS[made](module, x) == 7).all())

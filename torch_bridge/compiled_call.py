@@ -353,7 +353,7 @@ class _Program:
             kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), torch.Tensor)}
             outputs = [kept.get(place, value) for place, value in enumerate(outputs)]
         if self.views:
-            given = {placeholder: own.get(name) for placeholder, name in self.graph.placeholders}
+            given: dict = {place: own.get(name) for place, name in self.graph.placeholders if name is not None}
             given |= dict(zip(self.graph.inputs, leaves, strict=True))
             for place, node in self.views.items():
                 outputs[place] = view(node, given)

@@ -131,7 +131,7 @@ class Reader:
         foreign = isinstance(source, ForeignSource)
         read = source.raw if foreign else source.__getitem__
         taken: Any = source.examples if foreign and not request.epoch else {}
-        self._from_example = bool(taken)
+        self._from_example = any(index in taken for index in indices)
         seeds = random_state.mix(self.seed, request.epoch, request.indices).tolist() if states else indices
         seeders = [state.seed for state in states]
         given: list[tuple[int, Any]] = []  # an example's items

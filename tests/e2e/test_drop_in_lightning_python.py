@@ -105,6 +105,15 @@ class ReadsTexts(Classifier):
         return F.cross_entropy(self(batch["x"]), batch["y"]) * float(batch["names"][0].removesuffix(".png"))
 
 
+class AsksForTypes(Classifier):
+    """The number of a batch, and what Python computes of it, are numbers."""
+
+    def training_step(self, batch, batch_idx):
+        plain = isinstance(batch_idx, int) and type(batch_idx) is int and isinstance(batch_idx / 2, float)
+        self.log("number", batch_idx)
+        return super().training_step(batch, batch_idx) * (1 + batch_idx / 10) * (1 if plain else 100)
+
+
 class Collects(Classifier):
     def __init__(self):
         super().__init__()
@@ -165,7 +174,7 @@ def compare(kind, folder, monkeypatch) -> list[str]:
     return reasons
 
 
-@pytest.mark.parametrize("kind", [Returns, ReadsItem, Averages, Names, UsesLogger, Texts])
+@pytest.mark.parametrize("kind", [Returns, ReadsItem, Averages, Names, UsesLogger, Texts, AsksForTypes])
 def test_a_step_with_further_values_stays_one_program(kind, tmp_path, monkeypatch):
     assert compare(kind, tmp_path, monkeypatch) == []
 

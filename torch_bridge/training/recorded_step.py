@@ -235,7 +235,7 @@ class _Host:
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Replace LightningModule.log."""
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, (bool, int, float)) and not isinstance(value, Number):
             value = torch.tensor(float(value))  # constant: changing numbers are inputs
         self.keep("log", None, name, (name, value, *args), options)
 

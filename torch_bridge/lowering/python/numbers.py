@@ -79,6 +79,7 @@ class Number:
 
     __slots__ = ("of", "path", "tensor", "value")
     __array_ufunc__ = None
+    __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # for isinstance
 
     def __init__(self, path: Path, value: Any, of: Callable[[Values], Any], tensor: Callable[[], torch.Tensor]):
         self.path, self.value, self.of, self.tensor = path, value, of, tensor
@@ -173,8 +174,6 @@ class Given(Number):
     def __init__(self, path: Path, name: str, value: Any):
         super().__init__(path, value, lambda now: now[name], self._refuse)
         self.name = name
-
-    __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # for isinstance
 
     def _refuse(self, *_: Any) -> Any:
         raise UserError(f"a {type(self.value).__name__} of the batch is read in Python, where it changes at every step")

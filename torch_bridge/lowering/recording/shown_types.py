@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
+from torch_bridge.lowering.python.numbers import Number
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
@@ -30,6 +31,8 @@ def _type(*arguments: Any, **options: Any) -> Any:
     value, kind = arguments[0], builtins.type(arguments[0])
     if id(value) in _STANDING:
         return builtins.type(_STANDING[id(value)][1])
+    if issubclass(kind, Number):
+        return builtins.type(value.value)
     if kind in (FakeTensor, FunctionalTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind

@@ -17,10 +17,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import jax
-
 from jaxtrain import trust
-from jaxtrain.data import row_keys
 from jaxtrain.errors import UserError
 from jaxtrain.optim import groups
 
@@ -57,6 +54,10 @@ def as_loss(found: Any, batch: Batch) -> Loss:
     values to log). Without a weight it becomes a MeanLoss. Raises UserError for anything else, also for an array whose
     first axis is not that of any of the batch's arrays.
     """
+    import jax
+
+    from jaxtrain.data import row_keys
+
     if isinstance(found, Loss):
         return found
     value, weight, parts = found, None, {}

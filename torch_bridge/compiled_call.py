@@ -29,7 +29,7 @@ from torch_bridge.datasets import to_numpy
 from torch_bridge.exchange import check_input
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, stays_in_torch
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
@@ -118,7 +118,7 @@ class CompiledCall:
             return
         if structure not in self._structures:
             if len(self._structures) == MOST_STRUCTURES:
-                raise CannotRecord(f"its modules or their hooks have changed {MOST_STRUCTURES} times")
+                raise TooManyRecords(f"its modules or their hooks have changed {MOST_STRUCTURES} times")
             self._structures[structure] = LossRecord(self.modules, self._function, torch_backward=True), {}, {}
         self._structure = structure
         self.record, self._programs, self._graphs = self._structures[structure]

@@ -1,6 +1,6 @@
 """Calls that cannot be recorded, and whether the next one is tried: what a first call sets up, later ones find."""
 
-from torch_bridge.lowering.errors import stays_in_torch
+from torch_bridge.lowering.errors import TooManyRecords, stays_in_torch
 
 MOST = 8  # calls of one step or module that torch runs alone
 
@@ -22,6 +22,7 @@ class Refusals:
 
     def again(self, error: BaseException | None) -> bool:
         """Count a refused call; return True if torch shall run it alone. error: the reason; None for changes."""
-        again = not self._last and self._count < MOST and not stays_in_torch(error)
+        lasting = stays_in_torch(error) or isinstance(error, TooManyRecords)
+        again = not self._last and self._count < MOST and not lasting
         self._count, self._last = self._count + 1, True
         return again

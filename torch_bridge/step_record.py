@@ -15,7 +15,7 @@ from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, located, stays_in_torch  # noqa: F401
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, located, stays_in_torch  # noqa: F401
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.operators.printing import check_text
@@ -275,7 +275,7 @@ class LossRecord:
                 return other
         if len(of_structure) >= MOST_RECORDS:
             names = self.entry.varying.changing()
-            raise CannotRecord(
+            raise TooManyRecords(
                 f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
                 "already: compute with torch.where on a tensor of the batch instead"
             )

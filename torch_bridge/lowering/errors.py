@@ -54,6 +54,10 @@ class CannotRecord(UserError):
     """Error for a loss that cannot become one compiled program. Torch can still run it."""
 
 
+class TooManyRecords(CannotRecord):
+    """Error for code that has asked for many programs, and would ask for more at later calls."""
+
+
 class StaysInTorch(CannotRecord):
     """Error for code that torch has to run whole: compiled parts inside it would compute something else."""
 

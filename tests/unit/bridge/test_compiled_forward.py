@@ -278,8 +278,9 @@ def test_a_pickle_holds_the_plain_forward():
 
 def test_a_sparse_gradient_stays_sparse():
     module, _ = both(nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True), nn.Linear(3, 2)))
-    module(torch.tensor([[0, 1], [3, 1]])).sum().backward()
-    assert module[0].weight.grad.is_sparse
+    for _ in range(2):  # the first call could be one that sets something up
+        module(torch.tensor([[0, 1], [3, 1]])).sum().backward()
+        assert module[0].weight.grad.is_sparse
     assert module[1].forward._shapes
 
 

@@ -10,7 +10,7 @@ LIMIT = 2**31
 def wide_entry(step: CompiledStep, batch: Any) -> str:
     """Describe an integer that a prepared step reads from a batch and that does not fit into 32 bits; "" if all fit."""
     bridge = step.weights.bridge
-    leaves, spec, batch_type = bridge.flatten(batch)
+    leaves, spec, batch_type = bridge.flatten(batch, step.items)
     wide = {place: value for place, leaf in enumerate(leaves) if (value := _wide(leaf)) is not None}
     if not wide:
         return ""
@@ -23,7 +23,8 @@ def wide_entry(step: CompiledStep, batch: Any) -> str:
 
 def _wide(leaf: Any) -> int | None:
     """Return an integer of an array or tensor that 32 bits do not hold, its maximum or minimum; None if all fit."""
-    if str(getattr(leaf, "dtype", "")).rpartition(".")[2] not in ("int64", "uint64") or not min(leaf.shape, default=1):
+    array = str(getattr(leaf, "dtype", "")).rpartition(".")[2] in ("int64", "uint64") and hasattr(leaf, "min")
+    if not array or not min(leaf.shape, default=1):
         return None
     least, most = int(leaf.min()), int(leaf.max())
     if least >= -LIMIT and most < LIMIT:

@@ -102,7 +102,7 @@ class _CompiledTraining:
         step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # for the random keys
         updating = self.accelerator.sync_gradients
         try:
-            batch, python = self._items.arrays(batch, {})
+            batch, python = self._items.inputs(batch, {})
             batch |= {PYTHON: python, STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
             if num_items_in_batch is not None:
                 batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()

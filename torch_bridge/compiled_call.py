@@ -31,6 +31,8 @@ from torch_bridge.from_torch import unwrapped
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch
 from torch_bridge.lowering.interpreter import Graph
+from torch_bridge.lowering.python.changing import forms
+from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft, is_cache
@@ -64,14 +66,26 @@ class CompiledCall:
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
         self._function = function
+        self._items = BatchItems(type(next(iter(self.modules.values()))).__name__)
         self._structures: dict[tuple, tuple] = {}
         self._structure: tuple | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Run the compiled function. Raises UserError listing what cannot be recorded, with line numbers."""
-        leaves, spec = pytree.tree_flatten((take_apart(batch),))
-        for leaf in leaves:
+        try:
+            outputs = self._run(batch)
+        except CannotRecord as error:
+            if self._items.give_up(error):
+                return self(batch)
+            raise
+        self._items.recorded()
+        return outputs
+
+    def _run(self, batch: Any) -> Any:
+        inputs = take_apart(batch)
+        for leaf in pytree.tree_leaves(inputs):
             check_input(leaf)
+        leaves, spec = pytree.tree_flatten((self._items.follow(inputs),))
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         inside = [inner for module in self.modules.values() for inner in module.modules()]
         tensors, aliases = snapshot(self.modules)
@@ -85,7 +99,8 @@ class CompiledCall:
         graph, numbers = self._graph(leaves, spec, modes, own)
         if self.record.left:
             raise CannotRecord(f"it changes {', '.join(sorted(self.record.left)[:3])} in Python")
-        leaves = [*leaves, *numbers]
+        python = graph.host.values([*leaves, *numbers])
+        leaves = graph.host.given([*leaves, *numbers])
         tensors |= {alias: tensors[name] for alias, name in aliases.items()}
         if id(graph) not in self._programs:  # ids stay unique: the record keeps its graphs alive
             if unfit := graph.unfit(leaves, tensors):
@@ -100,7 +115,7 @@ class CompiledCall:
         state |= {name: state[name].clone() for name in graph.changed if name in state}  # overwritten below
         trained = {name for name, tensor in state.items() if tensor.requires_grad}
         trained |= {name for name, leaf in zip(graph.inputs, leaves, strict=True) if getattr(leaf, "requires_grad", 0)}
-        outputs, changed = program(state, leaves, frozenset(trained), tensors)
+        outputs, changed = program(state, leaves, frozenset(trained), {**tensors, **python})
         if graph.may_raise and not all(map(_is_finite, pytree.tree_leaves((outputs, changed)))):
             raise MayRaise(graph.may_raise)
         with torch.no_grad():
@@ -126,12 +141,13 @@ class CompiledCall:
     def _graph(self, leaves: list, spec: Any, modes: tuple, own: type | None) -> tuple[Graph, list]:
         """Return the graph for these inputs, from the cache if possible, and the Python numbers that it takes as
         inputs."""
-        forms = [_form(leaf) for leaf in leaves]
+        given = [_form(leaf) for leaf in leaves]
         python, numbers = self.record.python()
-        key = spec, modes, own, tuple((f.shape, f.dtype) if hasattr(f, "shape") else (type(f), f) for f in forms)
+        key = spec, modes, own, forms(given)
         graph = self._graphs.get((python, key))
         if graph is None:
-            graph, numbers = self.record.graph(forms, spec, modes, own)
+            self._items.check()
+            graph, numbers = self.record.graph(given, spec, modes, own)
             self._graphs[self.record.python()[0], key] = graph
         return graph, numbers
 
@@ -333,9 +349,9 @@ class _Program:
         self._carrying: dict[frozenset[str], list[bool]] = {}
 
     def __call__(
-        self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, torch.Tensor]
+        self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, Any]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Run the graph. own: the module's tensors, for outputs that are such a tensor unchanged."""
+        """Run the graph. own: the module's tensors and Python's numbers, for outputs that are one of them unchanged."""
         before = torch.get_rng_state() if self._draws is None else None
         seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
         tensors, changed = self.run(state, leaves, seed)
@@ -349,8 +365,9 @@ class _Program:
             value = self.constants[place] if place in self.constants else next(feed)
             outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
         if handed := self.graph.handed_on:
-            given = {**own, **dict(zip(self.graph.inputs, leaves, strict=True))}
-            kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), torch.Tensor)}
+            given = {**dict(zip(self.graph.inputs, leaves, strict=True)), **own}
+            same = (torch.Tensor, int, float)
+            kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), same)}
             outputs = [kept.get(place, value) for place, value in enumerate(outputs)]
         if self.views:
             given: dict = {place: own.get(name) for place, name in self.graph.placeholders if name is not None}

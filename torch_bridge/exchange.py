@@ -13,6 +13,7 @@ import torch
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import in_host_memory, is_dense, kind_of
 from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, WideIntegers
+from torch_bridge.lowering.python.changing import ChangingNumber
 
 LARGE_BYTES = 1 << 18  # from this size a copy takes longer than dlpack's 20 us
 QUEUED = 2  # programs besides the newest: the device never waits for Python, and few batches are held
@@ -106,7 +107,7 @@ def check_input(leaf: Any) -> None:
         if not is_dense(leaf):
             raise CannotRecord(f"it is given a {kind_of(leaf)} tensor, and compiled programs take dense ones")
         return
-    array = isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+    array = isinstance(leaf, (np.ndarray, np.generic, jax.Array, ChangingNumber))
     if not array and (type(leaf).__hash__ is None or hasattr(leaf, "shape")):
         name = type(leaf).__name__
         raise CannotRecord(f"it is given a {name}, which is no tensor, number or container of these")

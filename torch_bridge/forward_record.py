@@ -12,6 +12,7 @@ from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.structure import WithLeft
 from torch_bridge.lowering.table import Call
 from torch_bridge.record_constants import Constants
@@ -43,6 +44,7 @@ class ForwardRecord:
         self.module = module
         self.inputs = PythonInputs(module.forward, {"": module})
         self._values = self.inputs.values()
+        self._items = BatchItems(type(module).__name__)
         self._record_anew()
 
     def _record_anew(self) -> None:
@@ -54,8 +56,7 @@ class ForwardRecord:
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """Return the graph for these arguments, and their leaves as arrays. Raises CannotRecord if it cannot be
         recorded, LateEdit if earlier calls may have used old values of a constant."""
-        args, kwargs = as_inputs((args, dict(kwargs)))
-        inputs = bind(self.module, args, kwargs)
+        inputs = bind(self.module, *self._items.follow(as_inputs((args, dict(kwargs)))))
         if self.inputs.moved():
             self.inputs.look()
             self._values = []
@@ -67,10 +68,15 @@ class ForwardRecord:
             self._constants.check(type(self.module).__name__)
         except CannotRecord:
             self._record_anew()
+        if not self.record.holds(inputs, training=False):
+            self._items.check()
         try:
             graph, leaves = self.record.graph(inputs, training=False)
         except UnsupportedModel as error:
+            if self._items.give_up():
+                return self.graph(args, kwargs)
             raise CannotRecord(str(error)) from error
+        self._items.recorded()
         if self.entry.others:
             raise CannotRecord(f"it returns a {min(self.entry.others)}, which is no tensor or number")
         if len(self.record.captured) > self._kept:
@@ -79,7 +85,7 @@ class ForwardRecord:
         if graph.spec.type is WithLeft and id(graph) not in self.left_tensors:  # just recorded
             self.left_tensors[id(graph)] = self.entry.left.found
             self.record.left.update(self.entry.left.found.read(self.record.captured))
-        return graph, leaves
+        return graph, graph.host.given(leaves)
 
     def in_torch(self, graph: Graph, tensors: Sequence[Any]) -> Any:
         """Return the outputs of a call, and leave its tensors in Python. tensors: the results of `run`."""

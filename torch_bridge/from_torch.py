@@ -22,11 +22,14 @@ from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.python.changing import values_of
 from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.objects import put_together
+from torch_bridge.lowering.recording.shown_types import as_numbers
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
@@ -84,9 +87,11 @@ class Forward(torch.nn.Module):
     def __init__(self, module: torch.nn.Module):
         super().__init__()
         self.wrapped_module = module
+        self.numbers: dict[int, Any] = {}  # values of the Python numbers among the inputs, by position
 
     def forward(self, args: tuple, kwargs: dict):
-        outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
+        with as_numbers(pytree.tree_leaves((args, kwargs)), self.numbers):
+            outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
         return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
 
     def other_output(self, leaf: Any) -> None:
@@ -123,7 +128,7 @@ class Record:
         leaves, spec = pytree.tree_flatten(inputs)
         refusal = None
         for graph, known in self._graphs[training]:
-            refusal = "its inputs are arranged otherwise" if known != spec else graph.sizes.refusal(leaves)
+            refusal = "its inputs are arranged otherwise" if known != spec else graph.refusal(leaves)
             if refusal is None:
                 return graph, leaves
         if refusal is not None:
@@ -137,14 +142,14 @@ class Record:
         """Return True if an existing graph is valid for these inputs of the entry."""
         leaves, spec = pytree.tree_flatten(inputs)
         graphs = self._graphs[training]
-        return any(known == spec and graph.sizes.refusal(leaves) is None for graph, known in graphs)
+        return any(known == spec and graph.refusal(leaves) is None for graph, known in graphs)
 
     def check_indices(self, inputs: tuple, training: bool) -> bool:
         """Raise IndexOutOfBounds for inputs in host memory that torch would refuse; return False if no graph is valid
         for them yet."""
         leaves, spec = pytree.tree_flatten(inputs)
         for graph, known in self._graphs[training]:
-            if known == spec and graph.sizes.refusal(leaves) is None:
+            if known == spec and graph.refusal(leaves) is None:
                 graph.check_indices(leaves)
                 return True
         return False
@@ -171,10 +176,11 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
+            self.entry.numbers = values_of(leaves)
             with self._effects() as changed:
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
-            return graph_of(recorded, PREFIX, self.parts)
+            return on_host(graph_of(recorded, PREFIX, self.parts), leaves)
         finally:
             before.restore()  # attributes that a user's own train() has set besides the modes
             for name, inner in self.entry.named_modules():

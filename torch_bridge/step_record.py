@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -16,14 +15,17 @@ from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, located, stays_in_torch  # noqa: F401
+from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.operators.printing import check_text
 from torch_bridge.lowering.python import state as python_state
+from torch_bridge.lowering.python.changing import ChangingNumber, forms, values_of  # noqa: F401
 from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.places import Place, value_at
 from torch_bridge.lowering.python.varying import Varying
 from torch_bridge.lowering.recording import export as recording
+from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
 from torch_bridge.lowering.recording.shown_types import as_numbers
@@ -104,11 +106,12 @@ class LossEntry(torch.nn.Module):
         self.batch_type: type | None = None  # a user's Mapping class, such as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
         self.dynamic: tuple[int, ...] = ()
+        self.numbers: dict[int, Any] = {}  # values of the Python numbers among the inputs, by position
 
     def forward(self, batch: Any, numbers: list) -> Any:
         """Call the loss. numbers: tensors that replace the Python numbers that have changed between calls."""
         replaced = self.varying.inputs.replaced(self.dynamic, numbers)
-        with replaced as plain, as_numbers(numbers, plain), self.replicas.local():
+        with replaced, as_numbers(pytree.tree_leaves((batch, numbers)), self.numbers), self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
                 given = mapping_of(self.batch_type, given)
@@ -159,7 +162,7 @@ class LossRecord:
         yield
         self._changes_batch = contents.changed() if self.torch_backward else contents.written()
 
-    def python(self) -> tuple[tuple, list[np.ndarray]]:
+    def python(self) -> tuple[tuple, list[ChangingNumber]]:
         """Return a key for the present Python values that the loss reads, and those of them that are inputs."""
         return self.entry.varying.state()
 
@@ -170,7 +173,7 @@ class LossRecord:
 
     def graph(
         self, leaves: Sequence[Any], spec: Any, modes: Any, batch_type: type | None
-    ) -> tuple[Graph, list[np.ndarray]]:
+    ) -> tuple[Graph, list[ChangingNumber]]:
         """Return the graph for a batch of these leaves and structure, these modes and the present Python numbers, and
         the list of those numbers that it takes as inputs after the leaves. Record it if there is none yet.
 
@@ -187,7 +190,7 @@ class LossRecord:
             varying = self.entry.varying
             every = tuple(varying.dynamic)
             try:
-                recorded = self._record(leaves, spec, every, varying.arrays(every))
+                recorded = self._record(leaves, spec, every, varying.changing(every))
             except UnsupportedModel as error:
                 new = [number for number in every if varying.names([number])[0] not in self._proven]
                 if not new:
@@ -196,7 +199,7 @@ class LossRecord:
                 continue
             if self._settings and not (every or self._settled) and self._settle(form, recorded, leaves, spec):
                 continue
-            unread = recorded.graph.unread_inputs()
+            unread = recorded.graph.host.unread()
             idle = {number for place, number in enumerate(every, len(leaves)) if place in unread}
             self._proven.update(varying.names([number for number in every if number not in idle]))
             (dynamic, constant), numbers = varying.leave_out(idle)
@@ -226,7 +229,7 @@ class LossRecord:
 
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
-        self.entry.dynamic = dynamic
+        self.entry.dynamic, self.entry.numbers = dynamic, values_of([*leaves, *numbers])
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
@@ -241,7 +244,7 @@ class LossRecord:
             raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
         self.left |= left | changed
         self._settings = left.settings + changed.settings
-        graph = graph_of(program, PREFIX, checks=checks)
+        graph = on_host(graph_of(program, PREFIX, checks=checks), [*leaves, *numbers])
         self.forwards[id(graph)] = self.replicas.forwards
         self.left_tensors[id(graph)] = self.entry.left.found
         for name in self.entry.left.found.read(captured):
@@ -256,7 +259,7 @@ class LossRecord:
         varying = self.entry.varying
         numbers = [n for n in varying.dynamic if n == number or varying.inputs.places[n].name in self._proven]
         try:
-            self._record(leaves, spec, tuple(numbers), varying.arrays(numbers))
+            self._record(leaves, spec, tuple(numbers), varying.changing(numbers))
         except UnsupportedModel:
             return False
         return True
@@ -274,7 +277,7 @@ class LossRecord:
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
-            names = self.entry.varying.changing()
+            names = self.entry.varying.described()
             raise TooManyRecords(
                 f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
                 "already: compute with torch.where on a tensor of the batch instead"
@@ -318,14 +321,14 @@ class _Recorded:
     program: torch.export.ExportedProgram
 
     def holds(self, inputs: Sequence[Any], structure: Any) -> bool:
-        return self.structure == structure and self.graph.sizes.refusal(inputs) is None
+        return self.structure == structure and self.graph.refusal(inputs) is None
 
 
-def flatten(batch: Any) -> tuple[list[Any], Any, type | None]:
+def flatten(batch: Any, items: BatchItems) -> tuple[list[Any], Any, type | None]:
     """Return a batch's leaves as arrays, its structure, and its class if that is a user's Mapping. Raises
-    CannotRecord."""
+    CannotRecord. items: follow its Python numbers and texts from call to call."""
     own: type | None = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
-    return *pytree.tree_flatten((as_inputs(batch),)), own
+    return *pytree.tree_flatten((items.follow(as_inputs(batch)),)), own
 
 
 def as_inputs(value: Any) -> Any:

@@ -44,7 +44,7 @@ class CompiledStep:
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.refusals = weights.bridge.Refusals()
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
-        self.shapes = SeenShapes()
+        self.shapes, self.items = SeenShapes(), weights.bridge.BatchItems(getattr(loss_fn, "__name__", "the loss"))
         self._forwards: dict[str, CompiledForward] = {}
         self.parts: dict[str, Any] = {}
         self.grad_norm: Any = None
@@ -115,8 +115,11 @@ class CompiledStep:
                 if not reason or not hasattr(self.optimizer, "param_groups"):
                     found = call()
                     self.refusals.recorded()
+                    self.items.recorded()
                     return found
             except self.weights.bridge.CannotRecord as error:
+                if self.items.give_up(error):
+                    return self(batch, update)
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
                 refused, reason = error, self.weights.bridge.reason_of(error)
@@ -131,7 +134,7 @@ class CompiledStep:
 
     def prepare(self, batch: Any, update: bool | None = None) -> Callable[[], Any]:
         """Record and build what this call needs, if it is new; return the call. Raises UserError as the call does."""
-        leaves, spec, batch_type = self.weights.bridge.flatten(batch)
+        leaves, spec, batch_type = self.weights.bridge.flatten(batch, self.items)
         with self.weights.exchange.plainly():  # nothing here reads a tensor's values
             self.refresh()
             self.weights.replicas.check()
@@ -148,31 +151,37 @@ class CompiledStep:
         self._calls += 1
         updating = (self.count + 1) % self.accumulate == 0 if update is None else update
         divisor = self.accumulate if update is None else 1
-        shapes = tuple((x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves)
-        key = (spec, batch_type, modes, trained, switches, updating, divisor, shapes)
+        forms = self.weights.bridge.forms(leaves)
+        key = (spec, batch_type, modes, trained, switches, updating, divisor, forms)
         python, numbers = self.record.python()
         program = self._programs.get((python, key))
         if program is None:
-            self._note(shapes)
+            self._note(forms)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             self.weights.widen(graph.counters)
             self.weights.tell_rounded(graph.changed)
-            if unfit := graph.unfit([*leaves, *numbers], self.weights.state(self.weights.arrays)):
+            given = graph.host.given([*leaves, *numbers])
+            if unfit := graph.unfit(given, self.weights.state(self.weights.arrays)):
                 raise self.weights.bridge.CannotRecord(f"{self.record.name}: {unfit}")
             program = self._programs.get((id(graph), key))  # other Python values may have led to the same graph
             if program is None:
-                program = StepProgram(self, graph, [*leaves, *numbers], trained, updating, divisor)
+                program = StepProgram(self, graph, given, trained, updating, divisor)
             else:
                 self._recorded_in_vain()
             self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
         if self.weights.bridge.register_late(self.record.left, self.weights.modules):
             return self.prepare(batch, update)  # again, with the hooks that it has just registered
-        return lambda: program([*leaves, *numbers])
+        given = program.graph.host.given([*leaves, *numbers])
+        return lambda: program(given)
 
-    def _note(self, shapes: tuple) -> None:
-        """Raise CannotRecord if nearly every batch has a new shape: each would be compiled for a single call."""
-        self.shapes.note(tuple(shape for shape in shapes if isinstance(shape, tuple)), self._calls)
-        if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
+    def _note(self, forms: tuple) -> None:
+        """Raise CannotRecord if nearly every batch has a new shape, or new values that Python reads: each would be
+        compiled for a single call."""
+        self.shapes.note(tuple(form for form in forms if isinstance(form[0], tuple)), self._calls)
+        if not hasattr(self.optimizer, "param_groups"):
+            return
+        self.items.check()
+        if self.shapes.endless:
             raise self.weights.bridge.CannotRecord(
                 f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
             )
@@ -181,7 +190,7 @@ class CompiledStep:
         """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
-            names = self.record.entry.varying.changing()
+            names = self.record.entry.varying.described()
             raise self.weights.bridge.CannotRecord(
                 f"{self.record.name}: Python branches on {names}, which changes from call to call: compute with "
                 "torch.where on a tensor of the batch instead"

@@ -16,18 +16,18 @@ from jaxtrain.runtime.prng import Rngs
 
 
 class StepProgram:
-    """Program of one step; called with the leaves of a batch, it returns the loss, or (loss, values to log).
+    """Program of one step; called with the graph's inputs, it returns the loss, or (loss, values to log).
 
     step: the CompiledStep whose weights, state and gradients it reads and replaces. graph: the recorded loss. leaves:
-    examples of the batch's leaves and of the Python numbers. trained: parameters that may be updated. updating: update
-    the weights with the gradients, divided by `divisor`; else add the gradients to the step's. With
-    DistributedDataParallel, the processes exchange gradients before the update, which is then a program of its own.
+    examples of the graph's inputs. trained: parameters that may be updated. updating: update the weights with the
+    gradients, divided by `divisor`; else add the gradients to the step's. With DistributedDataParallel, the processes
+    exchange gradients before the update, which is then a program of its own.
     """
 
     def __init__(self, step: Any, graph: Any, leaves: list, trained: Sequence[str], updating: bool, divisor: int):
         jax_settings.check()
         weights, averaging = step.weights, step.averaging
-        self._step, self._graph, self._updating, self._divisor = step, graph, updating, divisor
+        self._step, self.graph, self._updating, self._divisor = step, graph, updating, divisor
         reached = weights.reached(graph, step.record.name)
         self._moved = [key for key in trained if key in reached]  # torch skips a parameter without a gradient
         self._forwards = _exchanging_forwards(step, graph) if averaging else ()
@@ -45,7 +45,7 @@ class StepProgram:
 
     def __call__(self, leaves: list) -> Any:
         step, weights, averaging = self._step, self._step.weights, self._step.averaging
-        self._graph.check_indices(leaves)  # raises if an index is out of bounds, as torch does
+        self.graph.check_indices(leaves)  # raises if an index is out of bounds, as torch does
         inputs = [weights.place(leaves[i]) for i in self._inputs]
         if averaging:
             averaging.receive_buffers(self._forwards)
@@ -72,7 +72,7 @@ class StepProgram:
         logged, left = parts[: len(self._logged)], parts[len(self._logged) :]
         step.parts = dict(zip(self._logged, map(weights.lazy.LazyScalar, logged), strict=True))
         if left:
-            step.record.left_tensors[id(self._graph)].leave(weights.as_tensors(left))
+            step.record.left_tensors[id(self.graph)].leave(weights.as_tensors(left))
         return (weights.lazy.LazyScalar(loss), step.parts) if logged else weights.lazy.LazyScalar(loss)
 
     def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
@@ -84,7 +84,7 @@ class StepProgram:
 
         def loss_of(params: Arrays):
             state = weights.state({**arrays, **step.precision.for_compute(params)})
-            loss, parts, left, changed = step.record.run(self._graph, state, given, Rngs(key))
+            loss, parts, left, changed = step.record.run(self.graph, state, given, Rngs(key))
             self._logged[:] = parts
             return loss.astype(jnp.float32), ([*parts.values(), *left], changed)
 

@@ -20,6 +20,7 @@ from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import is_dense, kind_of, to_numpy
 from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
 from torch_bridge.lowering.operators import TABLE
@@ -42,7 +43,8 @@ class Graph:
     """One exported graph. Shapes may vary within what `sizes` admits.
 
     state: names of the parameters and buffers that it reads. constants: tensors outside every state dict, by
-    placeholder. checks: source lines of value checks that torch makes and this graph does not.
+    placeholder. checks: source lines of value checks that torch makes and this graph does not. host: gives its inputs
+    for those of the record, some of which may be Python numbers.
     """
 
     module: torch.fx.GraphModule
@@ -54,6 +56,11 @@ class Graph:
     spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
     checks: tuple[str, ...] = ()
+    host: HostNumbers = HostNumbers()
+
+    def refusal(self, inputs: Sequence[Any]) -> str | None:
+        """Return why the graph does not hold for these inputs of the record; None if it does."""
+        return self.host.refusal(inputs) or self.sizes.refusal(self.host.given(inputs))
 
     @functools.cached_property
     def may_raise(self) -> str:

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
+from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.python.numbers import Given, Number, Paths
 
-PATH = "path"
+_PATH = "path "  # begins the key that selects a path
 _ITEM = "item"  # mark that replaces each item
-_MOST = 2**31  # larger numbers are not inputs of a compiled step
 
 
 class PythonItems:
@@ -21,12 +18,12 @@ class PythonItems:
         """name: the function's name, for messages."""
         self.paths = Paths(name)
 
-    def arrays(
-        self, batch: Any, numbers: Mapping[str, Any], array: Callable = np.asarray
+    def inputs(
+        self, batch: Any, numbers: Mapping[str, Any], input_of: Callable = ChangingNumber
     ) -> tuple[Any, dict[str, Any]]:
         """Return the batch with marks in place of its items, and the step's inputs for these and for further numbers.
 
-        array: converts numbers to 0-d arrays, or tensors.
+        input_of: converts a number to an input: torch.tensor for a step that runs in torch.
         """
         values = dict(numbers)
 
@@ -37,20 +34,16 @@ class PythonItems:
             return _ITEM
 
         batch = _mapped(mark, batch, _ITEM)
-        integer, real = (np.int32, np.float32) if array is np.asarray else (torch.int32, torch.float32)
-        arrays = {
-            name: array(value, dtype=integer if isinstance(value, int) else real)
-            for name, value in values.items()
-            if isinstance(value, (int, float)) and abs(value) < _MOST
-        }
-        return batch, {PATH: self.paths.of(values), **arrays}
+        inputs = {name: input_of(value) for name, value in values.items() if isinstance(value, (int, float))}
+        return batch, {f"{_PATH}{self.paths.of(values)}": True, **inputs}
 
-    def stand_ins(self, arrays: Mapping[str, Any]) -> dict[str, Number]:
-        """Return the placeholder for each number and item while the function is recorded. arrays: as the step gets
+    def stand_ins(self, inputs: Mapping[str, Any]) -> dict[str, Number]:
+        """Return the placeholder for each number and item while the function is recorded. inputs: as the step gets
         them."""
-        path, values = self.paths.known[arrays[PATH]], self.paths.values
+        number = next(int(name.removeprefix(_PATH)) for name in inputs if name.startswith(_PATH))
+        path, values = self.paths.known[number], self.paths.values
         return {
-            name: path.number(name, values, arrays[name]) if name in arrays else Given(path, name, value)
+            name: path.number(name, values, inputs[name]) if name in inputs else Given(path, name, value)
             for name, value in values.items()
         }
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.operators.printing import check_text
+from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.python.numbers import Given, Number
 from torch_bridge.lowering.python.places import SIMPLE
 from torch_bridge.training.python_items import PythonItems
@@ -70,10 +71,10 @@ class StepRecorder:
             for inner, trainer in zip(self._attached, before, strict=True):
                 vars(inner)["_trainer"] = trainer
 
-    def batch(self, batch: Any, batch_idx: int, array: Callable = np.asarray) -> dict[str, Any]:
+    def batch(self, batch: Any, batch_idx: int, input_of: Callable = ChangingNumber) -> dict[str, Any]:
         """Return the compiled step's input: the batch, and the loop's present numbers.
 
-        array: converts numbers to 0-d arrays, or tensors. Raises UserError if a recorded value has changed.
+        input_of: converts a number to an input, as torch.tensor. Raises UserError if a recorded value has changed.
         """
         trainer = self.trainer
         if changed := self.notes.changed():
@@ -86,8 +87,8 @@ class StepRecorder:
             values |= scheduler_numbers(config.scheduler, f"scheduler {number}")
         own = type(batch) if isinstance(batch, Mapping) else dict  # such as transformers' BatchEncoding
         self.kind = (lambda given: given) if own is dict else own
-        marked, arrays = self.items.arrays(batch, values, array)
-        return {"batch": marked, **arrays}
+        marked, inputs = self.items.inputs(batch, values, input_of)
+        return {"batch": marked, **inputs}
 
     def loss(self, module: Any, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run training_step; return its loss, and the values that the calls on the host need."""
@@ -145,6 +146,8 @@ class StepRecorder:
                 return value if item.kind is None else item.kind(value)
             if isinstance(item, _Item):
                 return self.paths.values[item.name]
+            if isinstance(item, _Computed):
+                return item.of(self.paths.values)
             return answers[item.number] if isinstance(item, _Answer) else item
 
         try:
@@ -170,6 +173,13 @@ class _Item:
     """A Python value in a batch, such as a string, that training_step passes on."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Computed:
+    """A number that Python computes of the loop's and the batch's numbers."""
+
+    of: Callable[[Mapping[str, Any]], Any]
 
 
 class _Answer:
@@ -221,9 +231,9 @@ class _Host:
         if isinstance(item, Given):
             return _Item(item.name)
         check_text(item)
-        kind: type | None = None
         if isinstance(item, Number):
-            kind, item = type(item.value), item.tensor()
+            return _Computed(item.of)
+        kind: type | None = None
         if isinstance(item, (torch.SymFloat, torch.SymInt)):
             kind, dtype = (int, torch.int64) if isinstance(item, torch.SymInt) else (float, torch.float32)
             item = torch.scalar_tensor(cast(Any, item), dtype=dtype)

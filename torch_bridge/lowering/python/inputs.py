@@ -104,13 +104,13 @@ class PythonInputs:
         return places, links, tuple((place.name, id(value_at(place))) for place in self.held), items
 
     @contextlib.contextmanager
-    def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[list[Any]]:
-        """While active, the places with these numbers hold these values. Yields what they held before."""
+    def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
+        """While active, the places with these numbers hold these values."""
         before = [value_at(self.places[number]) for number in numbers]
         try:
             for number, value in zip(numbers, values, strict=True):
                 self.places[number].container[self.places[number].key] = value
-            yield before
+            yield
         finally:
             for number, value in zip(numbers, before, strict=True):
                 self.places[number].container[self.places[number].key] = value

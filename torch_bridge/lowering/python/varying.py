@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import PLAIN, is_plain, same
 
@@ -34,8 +35,8 @@ class Varying:
     def __deepcopy__(self, memo: Any) -> "Varying":
         return self  # a copied step reads the same Python values
 
-    def state(self) -> tuple[tuple, list[np.ndarray]]:
-        """Return a key that selects the record, and the dynamic numbers as 0-d arrays."""
+    def state(self) -> tuple[tuple, list[ChangingNumber]]:
+        """Return a key that selects the record, and the dynamic numbers."""
         moved = self.inputs.moved()
         if moved:
             self._exchanged = moved
@@ -83,12 +84,13 @@ class Varying:
     def _renew(self) -> None:
         apart = self.fixed if self._made == 0 else {*range(len(self._last))} - {*self.dynamic}
         fixed = tuple((number, _key(self._last[number])) for number in sorted(apart))
-        self._constant = self._arrangement, *fixed
+        kinds = tuple(type(self._last[number]) for number in self.dynamic)  # code may ask for them
+        self._constant = self._arrangement, kinds, *fixed
         idle = self._idle.get(self._constant, set())
         dynamic = tuple(number for number in self.dynamic if number not in idle)
-        self._state: tuple[tuple, list[np.ndarray]] = (dynamic, self._constant), self.arrays(dynamic)
+        self._state: tuple[tuple, list[ChangingNumber]] = (dynamic, self._constant), self.changing(dynamic)
 
-    def leave_out(self, idle: set[int]) -> tuple[tuple, list[np.ndarray]]:
+    def leave_out(self, idle: set[int]) -> tuple[tuple, list[ChangingNumber]]:
         """Leave out dynamic numbers that no record for the present constants reads; return the new state.
 
         idle: those that the latest of these records does not read.
@@ -98,9 +100,9 @@ class Varying:
         self._renew()
         return self._state
 
-    def arrays(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Return the last values of these places, as 0-d arrays."""
-        return [_array(self._last[number]) for number in numbers]
+    def changing(self, numbers: Sequence[int]) -> list[ChangingNumber]:
+        """Return the last values of these places."""
+        return [ChangingNumber(self._last[number]) for number in numbers]
 
     def branch_on(self, numbers: Sequence[int]) -> None:
         """Treat these dynamic numbers as fixed from now on, because Python itself needs their values."""
@@ -112,7 +114,7 @@ class Varying:
         """Return the places' names."""
         return [self.inputs.places[number].name for number in numbers]
 
-    def changing(self) -> str:
+    def described(self) -> str:
         """Return the names of values that have required other records, for a message."""
         return ", ".join([*self.names(sorted(self.fixed)), *self._exchanged][:3])
 
@@ -123,7 +125,3 @@ def _key(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, (bool, np.complexfloating))
-
-
-def _array(value: Any) -> np.ndarray:
-    return np.asarray(value, np.float32 if isinstance(value, (float, np.floating)) else np.int64)

@@ -9,16 +9,18 @@ import builtins
 import contextlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python.numbers import Number
+from torch_bridge.lowering.recording.batch_items import HiddenText
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
@@ -33,6 +35,8 @@ def _type(*arguments: Any, **options: Any) -> Any:
         return builtins.type(_STANDING[id(value)][1])
     if issubclass(kind, Number):
         return builtins.type(value.value)
+    if kind is HiddenText:
+        return str
     if kind in (FakeTensor, FunctionalTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind
@@ -49,16 +53,44 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 @contextlib.contextmanager
-def as_numbers(tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Iterator[None]:
-    """While active, these 0-d tensors are shown as the Python numbers that they stand for, by `torch.is_tensor` too."""
+def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[None]:
+    """While active, 0-d tensors among a record's inputs are shown as the Python numbers that they stand for, by
+    `torch.is_tensor` too. numbers: by position."""
     before, plain = dict(_STANDING), torch.is_tensor
-    _STANDING.update((id(tensor), (tensor, number)) for tensor, number in zip(tensors, numbers, strict=True))
+    _STANDING.update((id(inputs[place]), (inputs[place], number)) for place, number in numbers.items())
+    shown = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
+    shown |= {name: _making(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     try:
-        with mock.patch.object(torch, "is_tensor", lambda value: id(value) not in _STANDING and plain(value)):
+        with mock.patch.multiple(torch, **shown) if numbers else contextlib.nullcontext():
             yield
     finally:
         _STANDING.clear()
         _STANDING.update(before)
+
+
+def _making(function: Callable) -> Callable:
+    """Return torch.tensor, or torch.as_tensor, for data that may hold such numbers."""
+
+    def make(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any) -> Any:
+        leaves = pytree.tree_leaves(data)
+        if not any(id(leaf) in _STANDING for leaf in leaves):
+            given = {"requires_grad": True} if requires_grad else {}
+            return function(data, dtype=dtype, device=device, **given, **options)
+        real = any(isinstance(_STANDING.get(id(leaf), (None, leaf))[1], float) for leaf in leaves)
+        kind = dtype or (torch.get_default_dtype() if real else torch.int64)
+        made = _stacked(data, kind, device)
+        _STANDING.pop(id(made), None)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(item, dtype, device) for item in data])
+    if id(data) in _STANDING:
+        return data.to(device=device, dtype=dtype, copy=True)
+    return torch.full((), data, dtype=dtype, device=device)
 
 
 def note_number(function: Any, args: Sequence[Any], result: Any) -> None:

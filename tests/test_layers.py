@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 TORCH_PACKAGES = {
     "certificate",
     "comparison",
+    "call_program",
     "compiled_call",
     "torch_edits",
     "setting_edits",

@@ -14,7 +14,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -24,11 +24,10 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime import compile_cache, gpus
-from jaxtrain.runtime.prng import Rngs
+from torch_bridge.call_program import CallProgram
 from torch_bridge.datasets import to_numpy
 from torch_bridge.exchange import check_input
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.function import as_torch
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.python.changing import forms
@@ -36,8 +35,6 @@ from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.recording.hooks import differ_twice
 from torch_bridge.lowering.recording.objects import take_apart
 from torch_bridge.lowering.structure import WithLeft, is_cache
-from torch_bridge.lowering.table import Call
-from torch_bridge.lowering.view_outputs import view, views_of_given
 from torch_bridge.modes import watching
 from torch_bridge.module_tensors import snapshot
 from torch_bridge.refusals import Refusals
@@ -107,7 +104,7 @@ class CompiledCall:
                 raise CannotRecord(unfit)
             if moved and differ_twice(graph.module):  # a gradient penalty is likely
                 raise CannotRecord("a backward hook is inside, and an input requires a gradient")
-            self._programs[id(graph)] = _Program(graph)
+            self._programs[id(graph)] = CallProgram(graph)
         program = self._programs[id(graph)]
         graph.check_indices(leaves)
         reached = program.reached
@@ -334,69 +331,3 @@ def _form(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return jax.ShapeDtypeStruct(tuple(leaf.shape), to_numpy(leaf.new_empty(0, device="cpu")).dtype)
-
-
-class _Program:
-    """A graph that torch can call. reached: names of the parameters that a gradient of its outputs reaches."""
-
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        self.reached = graph.differentiable()
-        self.views = views_of_given(graph)
-        self.constants: dict[int, Any] = {}  # outputs that are not tensors, by index; known after tracing
-        self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches)
-        self._draws: bool | None = None  # whether it draws random numbers; known after tracing
-        self._carrying: dict[frozenset[str], list[bool]] = {}
-
-    def __call__(
-        self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Run the graph. own: the module's tensors and Python's numbers, for outputs that are one of them unchanged."""
-        before = torch.get_rng_state() if self._draws is None else None
-        seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
-        tensors, changed = self.run(state, leaves, seed)
-        if before is not None and not self._draws:
-            torch.set_rng_state(before)  # no random numbers drawn: undo the draw of the seed
-        if trained not in self._carrying:
-            self._carrying[trained] = self.graph.carries_gradient(set(trained))
-        feed = iter(tensors)
-        outputs = []
-        for place, carries in enumerate(self._carrying[trained]):
-            value = self.constants[place] if place in self.constants else next(feed)
-            outputs.append(value if carries or not isinstance(value, torch.Tensor) else value.detach())
-        if handed := self.graph.handed_on:
-            given = {**dict(zip(self.graph.inputs, leaves, strict=True)), **own}
-            same = (torch.Tensor, int, float)
-            kept = {place: given[name] for place, name in handed.items() if isinstance(given.get(name), same)}
-            outputs = [kept.get(place, value) for place, value in enumerate(outputs)]
-        if self.views:
-            given: dict = {place: own.get(name) for place, name in self.graph.placeholders if name is not None}
-            given |= dict(zip(self.graph.inputs, leaves, strict=True))
-            for place, node in self.views.items():
-                outputs[place] = view(node, given)
-        return self.graph.in_torch(outputs), changed
-
-    def _reaches(self, given: Sequence[bool]) -> tuple:
-        """Return for each argument of `run` whether gradients of these results reach it."""
-        places = range(len(self.graph.carries_gradient(set())))
-        outputs = (place for place in places if place not in self.constants)  # in `given`, changed buffers follow
-        found = self.graph.differentiable([place for place, has in zip(outputs, given, strict=False) if has])
-        of_state = {name: name in found for name in self.graph.state}
-        return (of_state, [name in found for name in self.graph.inputs], False), {}
-
-    def _run(self, state: dict, leaves: list, seed: jax.Array) -> tuple[list, dict]:
-        rngs = _CountedRngs(jax.random.key(seed))
-        outputs, changed = self.graph.run_leaves(state, leaves, Call(rngs))
-        self._draws = rngs.drawn
-        self.constants = {place: value for place, value in enumerate(outputs) if not hasattr(value, "dtype")}
-        return [value for value in outputs if hasattr(value, "dtype")], changed
-
-
-class _CountedRngs(Rngs):
-    """Random keys that record whether any key was drawn."""
-
-    drawn = False
-
-    def __call__(self) -> jax.Array:
-        self.drawn = True
-        return super().__call__()

@@ -130,13 +130,14 @@ ADVICE_HOOKS = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
-MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", "<eval_with_key>")
+_TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
+MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 
 
 def source_line(stack_trace: str | None, own: bool = False) -> str:
     """Return `file:line  code` of the innermost frame outside torch and this library. If there is none, return the
     innermost frame of all, or "" with `own`."""
-    frames = list(_FRAME.finditer(stack_trace or ""))
+    frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
     outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
     frames = outside or ([] if own else frames)
     if not frames:

@@ -44,7 +44,7 @@ class ForwardRecord:
         self.module = module
         self.inputs = PythonInputs(module.forward, {"": module})
         self._values = self.inputs.values()
-        self._items = BatchItems(type(module).__name__)
+        self.items = BatchItems(type(module).__name__)
         self._record_anew()
 
     def _record_anew(self) -> None:
@@ -56,7 +56,7 @@ class ForwardRecord:
     def graph(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """Return the graph for these arguments, and their leaves as arrays. Raises CannotRecord if it cannot be
         recorded, LateEdit if earlier calls may have used old values of a constant."""
-        inputs = bind(self.module, *self._items.follow(as_inputs((args, dict(kwargs)))))
+        inputs = bind(self.module, *self.items.follow(as_inputs((args, dict(kwargs)))))
         if self.inputs.moved():
             self.inputs.look()
             self._values = []
@@ -69,14 +69,11 @@ class ForwardRecord:
         except CannotRecord:
             self._record_anew()
         if not self.record.holds(inputs, training=False):
-            self._items.check()
+            self.items.check()
         try:
             graph, leaves = self.record.graph(inputs, training=False)
         except UnsupportedModel as error:
-            if self._items.give_up():
-                return self.graph(args, kwargs)
             raise CannotRecord(str(error)) from error
-        self._items.recorded()
         if self.entry.others:
             raise CannotRecord(f"it returns a {min(self.entry.others)}, which is no tensor or number")
         if len(self.record.captured) > self._kept:

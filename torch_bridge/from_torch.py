@@ -176,7 +176,7 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
-            self.entry.numbers = values_of(leaves)
+            vars(self.entry)["numbers"] = values_of(leaves)
             with self._effects() as changed:
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed

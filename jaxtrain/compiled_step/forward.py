@@ -49,8 +49,11 @@ class CompiledForward:
             if not reason:
                 outputs = self._run(graph, leaves)
                 self._refusals.recorded()
+                self._record.items.recorded()
                 return outputs
         except weights.bridge.CannotRecord as error:
+            if self._record.items.give_up(error):
+                return self(*args, **kwargs)
             refused, reason = error, weights.bridge.reason_of(error)
         return self._refuse(reason, refused, args, kwargs)
 

@@ -58,10 +58,10 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
     `torch.is_tensor` too. numbers: by position."""
     before, plain = dict(_STANDING), torch.is_tensor
     _STANDING.update((id(inputs[place]), (inputs[place], number)) for place, number in numbers.items())
-    shown = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
+    shown: dict[str, Any] = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
     shown |= {name: _making(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     try:
-        with mock.patch.multiple(torch, **shown) if numbers else contextlib.nullcontext():
+        with mock.patch.dict(vars(torch), shown if numbers else {}):
             yield
     finally:
         _STANDING.clear()

@@ -354,3 +354,14 @@ def test_workers_leave_a_dataset_of_a_local_class_to_this_process(tmp_path, caps
     assert "not by 2 workers: Can't pickle local object" in capsys.readouterr().out
     assert (trainer.train_loader.num_workers, trainer.val_loader.num_workers) == (0, 2)
     assert len(next(iter(trainer.train_loader))["fmri"]) == 8
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_finished_run_trains_no_further(epochs, tmp_path, capsys):
+    trainer = make(tmp_path / "run", num_epochs=epochs, warmup_epochs=0)
+    trainer.global_step = 2 * epochs
+    before = copy.deepcopy(trainer.model.state_dict())
+    assert trainer.train() == {"train_history": [], "val_history": [], "best_val_loss": float("inf")}
+    assert "nothing is left to train" in capsys.readouterr().out
+    assert (tmp_path / "run" / "final_checkpoint.pt").is_file()
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())

@@ -33,7 +33,8 @@ def settings_of(trainer: Any):
 
     model = trainer._model
     options = model.options if isinstance(model, STOCK) else Gen1Options()
-    values = trainer.config.settings(
+    config = dataclasses.replace(trainer.config, num_epochs=max(1, trainer.config.num_epochs))  # of 0 none is run
+    values = config.settings(
         options.model_dump(),
         isinstance(options, HeadOptions),
         len(trainer.train_dataset),

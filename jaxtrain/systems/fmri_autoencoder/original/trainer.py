@@ -134,7 +134,9 @@ class Trainer:
         """
         why = self._made.changed(self)
         self._say_banner()
-        if why is None:
+        if self.global_step >= self.config.num_epochs * max(1, len(self.train_loader)):
+            self._say(f"nothing is left to train: {self.config.num_epochs} epochs are done")
+        elif why is None:
             engine_run.train(self)
         else:
             self._say(f"one compiled step at a time, not the engine's loop: {why}")

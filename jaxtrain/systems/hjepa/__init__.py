@@ -111,8 +111,8 @@ ORIGINAL_NAMES = {
     ),
     "original.features": ("JEPAEvalTransform", "JEPATransform", "LinearProbe", "extract_features"),
     "original.rope": ("VisionRoPE2D",),
-    "torch_twin": ("ActionPredictor", "FrameEncoder"),
-    "original.world_model": ("CEMPlanner", "LeWM", "create_lewm"),
+    "torch_twin": ("ActionPredictor",),
+    "original.world_model": ("CEMPlanner", "FrameEncoder", "LeWM", "create_lewm"),
     "original.torch_checkpoint": ("CheckpointManager",),
     "original.torch_compat": (
         "create_masking_function",

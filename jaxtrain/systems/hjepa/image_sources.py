@@ -23,6 +23,10 @@ class NoImages(UserError, FileNotFoundError):
     """Class folders, or image files in them, are missing."""
 
 
+class NoArchive(NoImages, RuntimeError):
+    """The files of CIFAR or STL-10 are missing, for which torchvision raises a RuntimeError."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ImageFolder:
     """Image files under `folder`/<class>/**, with classes numbered from 0 in sorted order.
@@ -154,7 +158,7 @@ def read_cifar(path: pathlib.Path, name: str, split: str) -> tuple[np.ndarray, n
     parts = []
     for file in files:
         if not (folder / file).is_file():
-            raise UserError(
+            raise NoArchive(
                 f"{folder / file}: no such file; unpack the archive of https://www.cs.toronto.edu/~kriz/cifar.html "
                 f"in {path}, or set data.path"
             )
@@ -188,7 +192,7 @@ def read_stl10(path: pathlib.Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     folder, stem = path / "stl10_binary", {"validation": "test"}.get(split, split)
     file = folder / f"{stem}_X.bin"
     if not file.is_file():
-        raise UserError(
+        raise NoArchive(
             f"{file}: no such file; unpack the archive of https://cs.stanford.edu/~acoates/stl10/ in {path}"
         )
     images = np.fromfile(file, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)  # columns first on disk

@@ -35,3 +35,16 @@ def test_features_of_a_loader_are_the_models():
 def test_a_probe_takes_tokens_and_rows(pooling):
     probe = hjepa.LinearProbe(8, 3, pooling=pooling, normalize=True)
     assert probe(torch.randn(2, 5, 8)).shape == probe(torch.randn(2, 8)).shape == (2, 3)
+
+
+def test_a_class_token_that_is_not_there_is_warned_about():
+    probe, tokens = hjepa.LinearProbe(8, 3, pooling="cls"), torch.randn(2, 5, 8)
+    with pytest.warns(UserWarning, match="mean"):
+        found = probe(tokens)
+    assert torch.equal(found, probe(tokens.mean(1)))
+
+
+def test_an_archive_that_is_not_unpacked_is_torchvisions_runtime_error(tmp_path):
+    for name in ("cifar10", "cifar100", "stl10"):
+        with pytest.raises(RuntimeError, match="unpack the archive"):
+            hjepa.build_dataset(name, tmp_path, "train", download=False)

@@ -46,6 +46,8 @@ def test_a_summary_takes_dicts_numbers_and_nothing(tmp_path, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("epoch 1/2, train loss 1.0000, 0")
     assert second.startswith("epoch 2/2, train loss 0.5000, val loss 0.2500")
+    trainer.progress_tracker = mock.Mock()
+    trainer._log_epoch_summary(1, 0.5)
 
 
 def test_paths_in_a_config_do_not_keep_its_checkpoints_from_loading(tmp_path):

@@ -139,6 +139,12 @@ def test_a_file_of_weights_alone_has_no_metrics(tmp_path):
     assert found == {"epoch": 2, "metrics": {}, "best_metric": float("inf")}
 
 
+def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        hjepa.load_checkpoint(checkpoint_path=tmp_path / "none" / "x.pth", model=nn.Linear(1, 1))
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_config_that_is_not_there_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.yaml: no such config file"):
         hjepa.load_config(tmp_path / "none.yaml")

@@ -81,3 +81,14 @@ def test_rotary_positions_are_the_originals():
     assert not rope.state_dict()
     with pytest.raises(ValueError, match="multiple of 4"):
         hjepa.VisionRoPE2D(6)
+
+
+def test_a_frame_encoder_is_made_by_name_and_plans_for_a_batch_of_one():
+    small = {"patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    encoder = hjepa.FrameEncoder(encoder_type="vit_tiny_patch16_224", img_size=16, embed_dim=8, vit=small)
+    assert encoder.encoder.vit.cls_token.shape == (1, 1, 8)
+    predictor = hjepa.ActionPredictor(embed_dim=8, action_dim=2, depth=1, num_heads=2)
+    planner = hjepa.CEMPlanner(encoder, predictor, 2, 3, 8, 3, 2)
+    assert planner.plan(torch.rand(1, 3, 16, 16), torch.rand(1, 3, 16, 16)).shape == (2,)
+    with pytest.raises(ValueError, match="embed_dim=9"):
+        hjepa.FrameEncoder("vit_tiny_patch16_224", embed_dim=9)

@@ -1,5 +1,6 @@
 """The original's image transforms, feature extraction and linear probe, in torch."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def extract_features(
 class LinearProbe(nn.Module):
     """Linear probe: features [batch, token, width] or [batch, width] -> logits [batch, class].
 
-    pooling: "mean", "max", "attention" (a softmax over tokens) or "cls", which takes the mean, as in the original.
+    pooling: "mean", "max", "attention" (a softmax over tokens) or "cls", which warns and takes the mean.
     normalize: scale pooled features to length 1.
     """
 
@@ -90,5 +91,7 @@ class LinearProbe(nn.Module):
         if x.ndim == 3 and self.pooling == "attention":
             x = (x * self.attention(x).softmax(1)).sum(1)
         elif x.ndim == 3:
+            if self.pooling == "cls":
+                warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
             x = x.amax(1) if self.pooling == "max" else x.mean(1)
         return self.classifier(functional.normalize(x, dim=-1) if self.normalize else x)

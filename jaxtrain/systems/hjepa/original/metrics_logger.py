@@ -172,9 +172,8 @@ class MetricsLogger:
                 self.log_histogram(f"gradients/{name}", parameter.grad, step)
 
     def log_model_weights(self, model, step: int | None = None) -> None:
-        """Log histograms of the weights of a torch module or a state dict."""
-        state = model if isinstance(model, Mapping) else model.state_dict()
-        for name, value in state.items():
+        """Log histograms of a torch module's parameters, or of all entries of a state dict."""
+        for name, value in model.items() if isinstance(model, Mapping) else model.named_parameters():
             self.log_histogram(f"weights/{name}", value, step)
 
     def log_embeddings(self, name: str, embeddings, step: int | None = None, metadata=None, label_images=None) -> None:

@@ -10,6 +10,7 @@ set after the update.
 """
 
 import contextlib
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -234,7 +235,7 @@ class TrainerSteps(TrainerParts):
         parts += [f"val loss {validated['loss']:.4f}"] if "loss" in validated else []
         parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
         seconds = self.progress_tracker.end_epoch()
-        parts += [] if seconds is None else [f"{float(seconds):.1f} s"]
+        parts += [f"{seconds:.1f} s"] if isinstance(seconds, numbers.Real) else []
         self._log(", ".join([*parts, f"ETA {self.progress_tracker.get_eta()}"]))
 
     @torch.no_grad()

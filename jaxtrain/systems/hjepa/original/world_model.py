@@ -8,8 +8,33 @@ import torch
 from torch import nn
 
 from jaxtrain.errors import UserError
+from jaxtrain.nn.vit import vit_size
 from jaxtrain.systems.hjepa import torch_twin
 from jaxtrain.systems.hjepa.original.encoders import initialize
+
+
+class FrameEncoder(torch_twin.FrameEncoder):
+    """Encoder of frames [batch, channel, S, S] -> [batch, width]: a vision transformer's class token, projected."""
+
+    def __init__(
+        self,
+        encoder_type: str = "vit_tiny_patch16_224",
+        img_size: int = 224,
+        embed_dim: int | None = None,
+        projection_norm: str = "batchnorm",
+        use_layerscale: bool = False,
+        layerscale_init: float = 1e-5,
+        *,
+        vit: dict[str, Any] | None = None,
+    ):
+        """embed_dim, vit: as in LeWM. Raises ValueError for another embed_dim or projection_norm than are known."""
+        size = vit_size(encoder_type, **(vit or {}))
+        if embed_dim not in (None, size.embed_dim):
+            raise UserError(f"embed_dim={embed_dim}, but {encoder_type} has {size.embed_dim}")
+        if projection_norm not in torch_twin.NORMS:
+            raise UserError(f"projection_norm={projection_norm!r} is unknown; known: {', '.join(torch_twin.NORMS)}")
+        super().__init__(img_size, size, projection_norm, layerscale_init if use_layerscale else None)
+        initialize(self.encoder)
 
 
 class LeWM(torch_twin.LeWorldModel):
@@ -117,13 +142,13 @@ class CEMPlanner:
     def plan(self, frame, goal_frame, return_plan: bool = False):
         """Return the first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
 
-        frame, goal_frame: [channel, S, S].
+        frame, goal_frame: [channel, S, S], or a batch of one.
         """
         modes = [(part, part.training) for part in (self.encoder, self.predictor)]
         try:
             for part, _ in modes:
                 part.eval()
-            start, goal = self.encoder(torch.stack([frame, goal_frame]))
+            start, goal = self.encoder(torch.stack([x.reshape(x.shape[-3:]) for x in (frame, goal_frame)]))
             mean = torch.full((self.horizon, self.action_dim), (self.low + self.high) / 2, device=start.device)
             std = torch.full_like(mean, (self.high - self.low) / 2)
             for _ in range(self.num_iterations):

@@ -219,19 +219,19 @@ def write_state(
     parameters: list[list[torch.Tensor]],
     names: list[list[str]],
     state: Mapping[str, Mapping[str, Any]],
-    wanted: Callable[[torch.Tensor, str], bool] = lambda parameter, name: True,
+    place: Callable[[torch.Tensor, str], dict[str, Any]] | None = None,
 ) -> None:
     """Write state into the optimizer, in place for existing tensors, in the form that its own step() would create.
 
-    wanted: (parameter, name of a state entry) -> whether to write it.
+    place: (parameter, name of a state entry) -> the dict that holds it, if not all are in the optimizer.
     """
     state = to_host(dict(state))
     with torch.no_grad():
         for group, keys in zip(parameters, names, strict=True):
             for parameter, key in zip(group, keys, strict=True):
                 for name, value in sorted(state.get(key, {}).items(), key=_after_the_count):
-                    if wanted(parameter, name):
-                        _write_entry(optimizer.state[parameter], name, to_torch(value), parameter)
+                    entries = place(parameter, name) if place else optimizer.state[parameter]
+                    _write_entry(entries, name, to_torch(value), parameter)
 
 
 def _after_the_count(entry: tuple[str, Any]) -> bool:

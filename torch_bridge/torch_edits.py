@@ -225,10 +225,11 @@ class OptimizerEdits:
                 return True
         return values and self._look() != self._marks
 
-    def untouched(self, parameter: torch.Tensor, name: str) -> bool:
-        """Return True if this entry of the parameter's state is still the same object."""
+    def place(self, parameter: torch.Tensor, name: str) -> dict:
+        """Return the dict that holds this entry of the parameter's state as last noted: the optimizer's, or what was
+        taken out of it."""
         now, held = self.optimizer.state.get(parameter, {}), self._held.get(parameter, {})
-        return now.get(name) is held.get(name)
+        return self.optimizer.state[parameter] if now.get(name) is held.get(name) else held
 
     def _look(self) -> list:
         parts = (value for entries in self._held.values() for value in entries.values())

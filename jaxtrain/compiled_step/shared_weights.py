@@ -1,5 +1,6 @@
 """Weights of torch modules on the devices: read from torch's tensors, and written back into them."""
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ class SharedWeights:
         self.key = jax.random.key(step_record.seed_of(seed))
         self.generation = 0
         self._told: set[str] = set()  # buffers that `tell_rounded` has seen
+        self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self._look()
 
@@ -51,6 +53,7 @@ class SharedWeights:
         self.tables = self.edits.ModuleTables(self.modules)
         self.tensors, self.aliases = self.exchange.snapshot(self.modules)
         self.names = {id(tensor): name for name, tensor in self.tensors.items()}
+        self._admitted: list[Any] = []
         self.edited = self.edits.TensorEdits(self.tensors)
         self.arrays: Arrays = {}
         self.dirty = False  # the devices hold newer values than torch
@@ -64,6 +67,15 @@ class SharedWeights:
             array = self.exchange.to_array(self.tensors[name], wide=name in self.counters)
             self.arrays[name] = jax.device_put(array, self.layout.replicated)
         self.edited.note(names)
+
+    def admit(self, parameters: Iterable[Any]) -> None:
+        """Name those of an optimizer's parameters that the modules have had and no longer have. No loss reaches them,
+        so they stay as they are, as in torch."""
+        for parameter in parameters:
+            if id(parameter) not in self.names and self._former.get(id(parameter)) is parameter:
+                self._admitted.append(parameter)
+                name = self.names[id(parameter)] = f"replaced parameter {len(self._admitted)}"
+                self.arrays[name] = jax.device_put(self.exchange.to_array(parameter), self.layout.replicated)
 
     def widen(self, names: Iterable[str]) -> None:
         """Keep these buffers in 64 bits from now on."""
@@ -95,6 +107,7 @@ class SharedWeights:
         """Read tensors that torch has changed since. Raises UserError if that would discard trained values."""
         if self.tables.changed():
             self.sync()  # into the modules' previous tensors
+            self._former.update((id(tensor), tensor) for tensor in self.tensors.values())
             self.generation += 1
             self._look()
             return

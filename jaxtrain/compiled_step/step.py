@@ -56,6 +56,7 @@ class CompiledStep:
         self.record_anew(weights.edits.structure_of(weights.submodules))
         updates: Updates
         if hasattr(optimizer, "param_groups"):
+            weights.admit(parameter for group in optimizer.param_groups for parameter in group["params"])
             try:
                 several = isinstance(optimizer, OptimizerList)
                 updates = (SeveralUpdates if several else TorchUpdate)(optimizer, weights.names)

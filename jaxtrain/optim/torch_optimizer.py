@@ -76,6 +76,7 @@ class TorchUpdate:
         self.bridge, self.optimizer = optimizers, optimizer
         self.ahead = False
         self._updated: set[str] = set()
+        self._moments: list[set[str]] = []  # of each group, when the state was last read
         self.kind = optimizers.rule_name(optimizer)
         self.held = [list(group["params"]) for group in optimizer.param_groups]
         self._edits = torch_edits.OptimizerEdits(optimizer)
@@ -97,7 +98,9 @@ class TorchUpdate:
         fresh, saved = self.fresh(params), self.saved()
         for key, entries in fresh.items():
             for name, value in saved.get(key, {}).items():
-                entries[name] = jnp.array(value, entries[name].dtype).reshape(entries[name].shape)
+                if name in entries:  # not one of a momentum that is off now: torch keeps it, unread
+                    entries[name] = jnp.array(value, entries[name].dtype).reshape(entries[name].shape)
+        self._moments = self._moments_now()
         self._edits.note()
         self._updated, self.ahead = set(), False
         return fresh
@@ -116,7 +119,7 @@ class TorchUpdate:
         """Return the optimizer's current state for parameters that have one. Raises UserError for unknown entries."""
         saved = self.bridge.state_of(self.optimizer, self.groups)
         for options, keys in zip(self.bridge.options_of(self.optimizer), self.groups, strict=True):
-            known = {"step", *self.rule.moments(options), *self.rule.scalars(options)}
+            known = {"step", *self.rule.moments({**options, **torch_rules.ALL_MOMENTS}), *self.rule.scalars(options)}
             for key in keys:
                 unknown = sorted(set(saved.get(key, {})) - known)
                 if unknown:
@@ -126,6 +129,9 @@ class TorchUpdate:
                 if saved.get(key) and not self.rule.counts:  # no count in torch, but a buffer means an update
                     saved[key]["step"] = np.float32(1)
         return saved
+
+    def _moments_now(self) -> list[set[str]]:
+        return [set(self.rule.moments(group)) for group in self.optimizer.param_groups]
 
     def switches(self) -> tuple:
         return self._switches(self.optimizer.param_groups)
@@ -187,7 +193,7 @@ class TorchUpdate:
         )
 
     def edited(self) -> bool:
-        return self._edits.changed(values=not self.ahead)
+        return self._moments != self._moments_now() or self._edits.changed(values=not self.ahead)
 
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
         if not self.ahead:
@@ -195,7 +201,7 @@ class TorchUpdate:
         newest = {key: state[key] for key in self._updated}
         self.ahead = False
         if self._edits.changed(values=False):  # keep the user's edits, which `edited` reports
-            self.write(newest, wanted=self._edits.untouched)
+            self.write(newest, place=self._edits.place)
         else:
             self.write(newest)
             self._edits.note()

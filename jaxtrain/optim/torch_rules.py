@@ -18,6 +18,7 @@ import jax.numpy as jnp
 State = dict[str, jax.Array]
 Numbers = Mapping[str, jax.Array]
 Switches = frozenset[str]
+ALL_MOMENTS = {"momentum": 1.0, "amsgrad": True, "centered": True}  # options with which a rule has all its moments
 Update = Callable[[jax.Array, jax.Array, State, Numbers, Switches], tuple[jax.Array, State]]
 
 

@@ -85,6 +85,22 @@ def new_group(module, optimizer, start):
     optimizer.add_param_group({"params": held[2:], "lr": 1e-3})
 
 
+def move_state(module, optimizer, start):
+    """Replace a parameter as those do that add rows to it."""
+    taken = optimizer.state.pop(module[0].weight)
+    longer = nn.Parameter(torch.cat([module[0].weight.detach(), torch.zeros(1, 6)]))
+    moments = {name: torch.cat([taken[name], torch.zeros(1, 6)]) for name in ("exp_avg", "exp_avg_sq")}
+    module[0].weight, module[0].bias = longer, nn.Parameter(torch.zeros(len(longer)))
+    module[2].weight = nn.Parameter(torch.ones(1, len(longer)))
+    optimizer.param_groups[0]["params"][:3] = [longer, module[0].bias, module[2].weight]
+    optimizer.state[longer] = {"step": taken["step"], **moments}
+
+
+def layer_unknown_to_the_optimizer(module, optimizer, start):
+    module[2] = nn.Linear(8, 1)
+    nn.init.ones_(module[2].weight), nn.init.ones_(module[2].bias)
+
+
 def hook(module, optimizer, start):
     module[1].register_forward_hook(lambda _, given, output: output * 2)
 
@@ -95,7 +111,8 @@ def own_forward(module, optimizer, start):
 
 EDITS = [
     decay, assign, one_entry, replace, new_layer, reset, scale_moments, reset_in_place, reset_by_assignment, forget_one,
-    replace_parts, replace_one_part_unread, begin_amsgrad, new_group, hook, own_forward,
+    replace_parts, replace_one_part_unread, begin_amsgrad, new_group, move_state, layer_unknown_to_the_optimizer, hook,
+    own_forward,
 ]  # fmt: skip
 
 
@@ -112,6 +129,20 @@ def test_an_edit_is_taken(edit, sync):
                 step.sync()
             edit(theirs, their_optimizer, copy.deepcopy(start))
             edit(ours, optimizer, copy.deepcopy(start))
+    step.sync()
+    assert_same(theirs, ours)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_momentum_that_begins_or_ends_between_steps_is_torchs(momentum):
+    (theirs, their_optimizer), (ours, optimizer) = pair(
+        optimizer=lambda module: torch.optim.SGD(module.parameters(), 0.05, momentum=momentum)
+    )
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    for number, batch in enumerate(batches()):
+        for given in (their_optimizer, optimizer):
+            given.param_groups[0]["momentum"] = momentum if number % 6 < 3 else 0.9 - momentum
+        plain(batch), step(batch)
     step.sync()
     assert_same(theirs, ours)
 

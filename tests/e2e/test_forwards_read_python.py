@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import weakref
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ LOG: list = []
 
 class Settings:
     scale = 1.0
+
+
+HELD = Settings()
+PROXY = weakref.proxy(HELD)
 
 
 def scaled(x):
@@ -54,6 +59,11 @@ class ByClass(Net):
         return self.linear(x) * Settings.scale
 
 
+class ByProxy(Net):
+    def forward(self, x):
+        return self.linear(x) * PROXY.scale
+
+
 class Part(nn.Module):
     def forward(self, x):
         LOG.append(len(x))
@@ -86,7 +96,7 @@ def loss(module, batch):
 
 def set_scale(value):
     global SCALE
-    SCALE = SETTINGS["scale"] = Settings.scale = value
+    SCALE = SETTINGS["scale"] = Settings.scale = HELD.scale = value
 
 
 def trained(module, make):
@@ -112,7 +122,7 @@ def in_torch(module, optimizer):
     return step
 
 
-@pytest.mark.parametrize("kind", [Net, ByHelper, ByMethod, ByClass, Logging, Hooked])
+@pytest.mark.parametrize("kind", [Net, ByHelper, ByMethod, ByClass, ByProxy, Logging, Hooked])
 def test_weights_and_what_is_kept_are_torchs(kind):
     ours = kind()
     theirs = copy.deepcopy(ours)

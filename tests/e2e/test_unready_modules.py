@@ -42,6 +42,12 @@ def windows_of_one_matrix():
     return Pair(nn.Parameter(whole[:3]), nn.Parameter(whole[2:]))
 
 
+def parent_in_child():
+    child = nn.Identity()
+    child.parent = nn.Sequential(nn.Linear(6, 3), child)
+    return child.parent
+
+
 UNREADY = {
     "scripted": (lambda: torch.jit.script(mlp()), "compiled by torch.jit; give the module that was scripted"),
     "traced": (lambda: torch.jit.trace(mlp(), X), "compiled by torch.jit; give the module that was scripted"),
@@ -50,6 +56,7 @@ UNREADY = {
     "an average that is not cloned": (average_not_cloned, "first and second share memory"),
     "overlapping parameters": (windows_of_one_matrix, "first and second share memory"),
     "an expanded parameter": (expanded, "first is expanded: several of its elements are one number"),
+    "a module that holds itself": (parent_in_child, "it holds a module that holds it"),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "a LazyLinear has no weights yet; call module"),
 }
 

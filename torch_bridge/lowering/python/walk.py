@@ -184,7 +184,11 @@ class Walk:
             self._module(value, name, names)
             return
         self._seen.add(id(value))
-        if isinstance(value, (type, types.ModuleType)):
+        if isinstance(value, weakref.ReferenceType):
+            self._inside(value(), name, names, depth)
+        elif isinstance(value, weakref.ProxyTypes):  # its class has every method, also an iterator's
+            self._inside(value.mro()[0] if isinstance(value, type) else value.__str__.__self__, name, names, depth)
+        elif isinstance(value, (type, types.ModuleType)):
             self._namespace(value, name, names, depth)
         elif isinstance(value, _GENERATORS):
             self.generators.append((name, value))
@@ -204,8 +208,6 @@ class Walk:
                 self._inside(owner, name, names | {"forward", "backward"}, depth)
             elif not isinstance(owner, (type, types.ModuleType)):  # settings.get
                 self._inside(owner, name, names, depth)
-        elif isinstance(value, weakref.ReferenceType):
-            self._inside(value(), name, names, depth)
         elif isinstance(value, tuple):
             objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
             self._visit_items(value, objects, name, names, depth)  # plain items change only with the tuple

@@ -28,6 +28,10 @@ def check_ready(module: torch.nn.Module) -> None:
 
 def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
     """Yield submodules that can never be exported, whatever their code."""
+    if circle := _circle(module, [], set()):
+        what = "it holds a module that holds it, so that names never end: keep a parent in a list, self.up = [parent]"
+        yield Obstacle(what, module=circle)
+        return
     for name, inner in module.named_modules():
         name = name.removeprefix("wrapped_module").removeprefix(".")
         key = name.rpartition(".")[2]
@@ -45,6 +49,19 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
         if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
             kind = type(inner).__name__
             yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
+
+
+def _circle(module: torch.nn.Module, above: list[torch.nn.Module], done: set[int]) -> str:
+    """Return the path to a submodule that is also among those that hold it; "" if there is none. done: ids of modules
+    without such a path."""
+    above = [*above, module]
+    for key, inner in module._modules.items():
+        if inner is not None and id(inner) not in done:
+            within = "" if any(inner is outer for outer in above) else _circle(inner, above, done)
+            if within or any(inner is outer for outer in above):
+                return f"{key}.{within}".rstrip(".")
+    done.add(id(module))
+    return ""
 
 
 def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:

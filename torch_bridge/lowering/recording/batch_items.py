@@ -53,12 +53,13 @@ pytree.register_pytree_node(
 class BatchItems:
     """Follow the numbers and texts of a function's inputs from call to call.
 
-    name: the function's, for messages. A place is the structure of the inputs and the position of a leaf.
+    name: the function's, for messages. A place is the number of the inputs' structure and the position of a leaf.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._calls = 0
+        self._structures: dict[Any, int] = {}
         self._last: dict[tuple, Any] = {}
         self._moving: set[tuple] = set()
         self._needed: set[tuple] = set()
@@ -72,7 +73,8 @@ class BatchItems:
         self._calls += 1
         self._present, self._read = set(), []
         leaves, spec = pytree.tree_flatten(inputs, is_leaf=lambda leaf: type(leaf) is Constant)
-        followed = [self._followed((spec, place), leaf) for place, leaf in enumerate(leaves)]
+        structure = self._structures.setdefault(spec, len(self._structures))
+        followed = [self._followed((structure, place), leaf) for place, leaf in enumerate(leaves)]
         return pytree.tree_unflatten(followed, spec) if self._present else inputs
 
     def _followed(self, place: tuple, leaf: Any) -> Any:

@@ -61,7 +61,9 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
     shown: dict[str, Any] = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
     shown |= {name: _making(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     try:
-        with mock.patch.dict(vars(torch), shown if numbers else {}):
+        with contextlib.ExitStack() as stack:
+            for name, function in shown.items() if numbers else ():
+                stack.enter_context(mock.patch.object(torch, name, function))
             yield
     finally:
         _STANDING.clear()
@@ -71,18 +73,19 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
 def _making(function: Callable) -> Callable:
     """Return torch.tensor, or torch.as_tensor, for data that may hold such numbers."""
 
-    def make(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any) -> Any:
-        leaves = pytree.tree_leaves(data)
-        if not any(id(leaf) in _STANDING for leaf in leaves):
-            given = {"requires_grad": True} if requires_grad else {}
-            return function(data, dtype=dtype, device=device, **given, **options)
-        real = any(isinstance(_STANDING.get(id(leaf), (None, leaf))[1], float) for leaf in leaves)
-        kind = dtype or (torch.get_default_dtype() if real else torch.int64)
-        made = _stacked(data, kind, device)
-        _STANDING.pop(id(made), None)
-        return made.requires_grad_() if requires_grad else made
+    def make(*args: Any, **kwargs: Any) -> Any:
+        standing = any(id(leaf) in _STANDING for leaf in pytree.tree_leaves((args, kwargs)))
+        return (_made if standing else function)(*args, **kwargs)
 
     return make
+
+
+def _made(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
+    numbers = [_STANDING.get(id(leaf), (None, leaf))[1] for leaf in pytree.tree_leaves(data)]
+    real = any(isinstance(number, float) for number in numbers)
+    made = _stacked(data, dtype or (torch.get_default_dtype() if real else torch.int64), device)
+    _STANDING.pop(id(made), None)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:

@@ -177,9 +177,10 @@ class _Item:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Computed:
-    """A number that Python computes of the loop's and the batch's numbers."""
+    """A number that Python computes of the loop's and the batch's numbers. form: see Number."""
 
-    of: Callable[[Mapping[str, Any]], Any]
+    form: Any
+    of: Callable[[Mapping[str, Any]], Any] = dataclasses.field(compare=False)
 
 
 class _Answer:
@@ -232,7 +233,7 @@ class _Host:
             return _Item(item.name)
         check_text(item)
         if isinstance(item, Number):
-            return _Computed(item.of)
+            return _Computed(item.form, item.of)
         kind: type | None = None
         if isinstance(item, (torch.SymFloat, torch.SymInt)):
             kind, dtype = (int, torch.int64) if isinstance(item, torch.SymInt) else (float, torch.float32)
@@ -372,4 +373,4 @@ def _equal(one: Any, other: Any) -> bool:
         return one.__code__ is other.__code__ and not (one.__defaults__ or one.__closure__)
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
-    return isinstance(one, (*SIMPLE, _Value, _Item)) and one == other
+    return isinstance(one, (*SIMPLE, _Value, _Item, _Computed)) and one == other

@@ -42,7 +42,7 @@ class Path:
 
     def number(self, name: str, values: Values, tensor: torch.Tensor) -> "Number":
         """Return the Number of this name: its current value, with the 0-d tensor that stands for it in the record."""
-        return Number(self, values[name], lambda now: now[name], lambda: tensor)
+        return Number(self, values[name], lambda now: now[name], lambda: tensor, name)
 
 
 class Paths:
@@ -75,14 +75,17 @@ class Paths:
 
 
 class Number:
-    """A number on a path. value: the current one. of: computes it from the values. tensor: returns its 0-d tensor."""
+    """A number on a path. value: the current one. of: computes it from the values. tensor: returns its 0-d tensor.
+    form: its name, or the operator and operands that it is computed with; equal for equal computations."""
 
-    __slots__ = ("of", "path", "tensor", "value")
+    __slots__ = ("form", "of", "path", "tensor", "value")
     __array_ufunc__ = None
     __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # for isinstance
 
-    def __init__(self, path: Path, value: Any, of: Callable[[Values], Any], tensor: Callable[[], torch.Tensor]):
-        self.path, self.value, self.of, self.tensor = path, value, of, tensor
+    def __init__(
+        self, path: Path, value: Any, of: Callable[[Values], Any], tensor: Callable[[], torch.Tensor], form: Any
+    ):
+        self.path, self.value, self.of, self.tensor, self.form = path, value, of, tensor, form
 
     @classmethod
     def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -109,13 +112,13 @@ class Number:
             of, mine, theirs = self.of, self.tensor, other
             return Number(
                 self.path, ordered(self.value, other.value), lambda now: ordered(of(now), theirs.of(now)),
-                lambda: ordered(mine(), theirs.tensor())
+                lambda: ordered(mine(), theirs.tensor()), (operate, reflected, self.form, other.form)
             )  # fmt: skip
         if isinstance(other, (bool, int, float)):
             of, mine = self.of, self.tensor
             return Number(
                 self.path, ordered(self.value, other), lambda now: ordered(of(now), other),
-                lambda: ordered(mine(), other)
+                lambda: ordered(mine(), other), (operate, reflected, self.form, type(other), other)
             )  # fmt: skip
         return NotImplemented
 
@@ -128,7 +131,8 @@ class Number:
 
     def _alone(self, operate: Callable) -> "Number":
         of, mine = self.of, self.tensor
-        return Number(self.path, operate(self.value), lambda now: operate(of(now)), lambda: operate(mine()))
+        value, form = operate(self.value), (operate, self.form)
+        return Number(self.path, value, lambda now: operate(of(now)), lambda: operate(mine()), form)
 
     def __neg__(self) -> "Number":
         return self._alone(operator.neg)
@@ -172,7 +176,7 @@ class Given(Number):
     __slots__ = ("name",)
 
     def __init__(self, path: Path, name: str, value: Any):
-        super().__init__(path, value, lambda now: now[name], self._refuse)
+        super().__init__(path, value, lambda now: now[name], self._refuse, name)
         self.name = name
 
     def _refuse(self, *_: Any) -> Any:

@@ -12,6 +12,7 @@ from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import Place, value_at
 from torch_bridge.lowering.python.state import OF_EVERY_MODULE, computed_anew
+from torch_bridge.lowering.recording.shown_types import is_number
 from torch_bridge.lowering.structure import WithLeft
 
 _NOTHING = object()
@@ -135,9 +136,10 @@ class LeftInCall:
         return WithLeft(outputs, tensors, tuple(self._numbers)) if tensors else outputs
 
     def _note(self, name: str, number: int, container: Callable, key: Any, old: Any, value: Any, tensors: list) -> bool:
-        """Note a place if its value is made of new tensors."""
+        """Note a place if its value is made of new tensors, none of which stands for a number."""
         leaves, spec = pytree.tree_flatten(value)
-        if not leaves or not all(isinstance(leaf, torch.Tensor) and id(leaf) not in self._known for leaf in leaves):
+        new = (isinstance(leaf, torch.Tensor) and not (id(leaf) in self._known or is_number(leaf)) for leaf in leaves)
+        if not leaves or not all(new):
             return False
         before = [leaf for leaf in pytree.tree_leaves(old) if isinstance(leaf, torch.Tensor)]
         dtypes = [leaf.dtype for leaf in leaves]

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.operators import printing
 from torch_bridge.lowering.python.effects import only_reading
+from torch_bridge.lowering.python.names import of_library_file
 from torch_bridge.lowering.python.seeded_draws import Draws, Unseeded
 from torch_bridge.lowering.recording import (
     batch_statistics,
@@ -225,6 +226,8 @@ class PlainFunctions(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if args and shown_types.is_number(args[0]) and not _of_library(sys._getframe()):
+            shown_types.check_asked(function, args)
         if function in _SHOWS and _shown_by_module(sys._getframe()):
             return self.prints.mark(args[0], args[1] if function is torch.Tensor.__format__ else printing.WHOLE)
         if function in _ASKED:
@@ -338,6 +341,13 @@ def _seeded_by_torch() -> bool:
     while frame.f_globals.get("__name__", "").startswith(_SEEDING):
         frame = frame.f_back
     return _from_torch(frame)
+
+
+def _of_library(frame) -> bool:
+    """Return True if a library's code made this call, or code of this package."""
+    while frame.f_code.co_name in ("__torch_function__", "handle_torch_function", "__format__", "__repr__"):
+        frame = frame.f_back
+    return of_library_file(frame.f_code.co_filename)
 
 
 def _shown_by_module(frame) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -25,6 +26,11 @@ from torch_bridge.lowering.recording.batch_items import HiddenText
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
 _STANDING: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a 0-d tensor, and a number of the type it stands for
+_OPERATORS = set(
+    "add radd sub rsub mul rmul div truediv rtruediv true_divide floordiv rfloordiv floor_divide mod rmod remainder "
+    "pow rpow neg pos positive abs eq ne lt le gt ge bool int float index complex hash real".split()
+)
+_NO_NUMBER = {"__len__": "has no len()", "__iter__": "is not iterable", "__getitem__": "is not subscriptable"}
 
 
 def _type(*arguments: Any, **options: Any) -> Any:
@@ -52,6 +58,15 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds) or (number is not None and isinstance(number, kinds))
 
 
+def _has_attribute(value: Any, name: str) -> bool:
+    return hasattr(_STANDING[id(value)][1] if id(value) in _STANDING else value, name)
+
+
+def _attribute(value: Any, name: str, *default: Any) -> Any:
+    lacking = id(value) in _STANDING and not hasattr(_STANDING[id(value)][1], name)
+    return getattr(_STANDING[id(value)][1] if lacking else value, name, *default)
+
+
 @contextlib.contextmanager
 def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[None]:
     """While active, 0-d tensors among a record's inputs are shown as the Python numbers that they stand for, by
@@ -64,6 +79,10 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
         with contextlib.ExitStack() as stack:
             for name, function in shown.items() if numbers else ():
                 stack.enter_context(mock.patch.object(torch, name, function))
+            if numbers:
+                scalar = np.isscalar
+                stack.enter_context(mock.patch.object(np, "isscalar", lambda value: is_number(value) or scalar(value)))
+                stack.enter_context(mock.patch.object(torch.Tensor, "__hash__", _hash))
             yield
     finally:
         _STANDING.clear()
@@ -96,6 +115,36 @@ def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.full((), data, dtype=dtype, device=device)
 
 
+def is_number(value: Any) -> bool:
+    """Return True for a 0-d tensor that stands for a Python number."""
+    return id(value) in _STANDING
+
+
+def check_asked(function: Any, args: Sequence[Any]) -> None:
+    """Raise what Python raises where user code asks a number for what only a tensor has: `t.shape`, `t.item()`. To be
+    called where user code has called the function."""
+    name = getattr(function, "__name__", "")
+    name = getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
+    if name in ("__format__", "__repr__"):
+        raise NotImplementedError(_AS_TEXT)
+    if name.strip("_") in _OPERATORS or (function not in _METHODS and getattr(function, "__name__", "") != "__get__"):
+        return
+    kind = builtins.type(_STANDING[id(args[0])][1]).__name__
+    if name in _NO_NUMBER:
+        raise TypeError(f"{kind!r} object {_NO_NUMBER[name]}")
+    raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+_AS_TEXT = "a number that changes from call to call is used as a text or as a key"
+
+
+def _hash(tensor: torch.Tensor) -> int:
+    """Replace Tensor.__hash__, for numbers that user code looks up in a dict or a set."""
+    if id(tensor) in _STANDING and not of_library_file(sys._getframe(1).f_code.co_filename):
+        raise NotImplementedError(_AS_TEXT)
+    return id(tensor)
+
+
 def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
     """Show what Python computes of such numbers alone as a number too. A function of torch makes a tensor of them; the
     methods that are called are the operators, as a number has no other."""
@@ -107,8 +156,8 @@ def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
 
 @contextlib.contextmanager
 def as_in_torch() -> Iterator[None]:
-    """While active, `type` and `isinstance` of this file stand in the globals of user modules, before the builtins."""
-    shown = {"type": _type, "isinstance": _is_instance}
+    """While active, functions of this file stand in the globals of user modules, before the builtins."""
+    shown = {"type": _type, "isinstance": _is_instance, "hasattr": _has_attribute, "getattr": _attribute}
     changed = [(names, key) for names in _globals_of_users() for key in shown if key not in names]
     try:
         for names, key in changed:

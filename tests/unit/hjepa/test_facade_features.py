@@ -48,3 +48,14 @@ def test_an_archive_that_is_not_unpacked_is_torchvisions_runtime_error(tmp_path)
     for name in ("cifar10", "cifar100", "stl10"):
         with pytest.raises(RuntimeError, match="unpack the archive"):
             hjepa.build_dataset(name, tmp_path, "train", download=False)
+
+
+def test_the_model_for_inference_gives_the_models_features():
+    model = hjepa.HJEPA(**SMALL).eval()
+    images = torch.randn(2, 3, 32, 32)
+    for level in range(model.num_hierarchies):
+        small = hjepa.OptimizedHJEPA(model, level).eval()
+        torch.testing.assert_close(small(images), model.extract_features(images, level))
+    assert {key.split(".")[0] for key in small.state_dict()} == {"encoder", "hierarchy_projection"}
+    with pytest.raises(ValueError, match="has a pyramid"):
+        hjepa.OptimizedHJEPA(hjepa.HJEPA(**SMALL, use_fpn=True))

@@ -95,3 +95,28 @@ class LinearProbe(nn.Module):
                 warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
             x = x.amax(1) if self.pooling == "max" else x.mean(1)
         return self.classifier(functional.normalize(x, dim=-1) if self.normalize else x)
+
+
+class OptimizedHJEPA(nn.Module):
+    """Features of one level of an HJEPA for inference, with its target encoder and that level's projection alone.
+
+    Shares its parts with the given model: `encoder`, `hierarchy_projection`, `hierarchy_pooling`. Raises ValueError for
+    an unknown level, a model without a target encoder, and one with a pyramid (FPN), whose levels need all of it.
+    """
+
+    def __init__(self, hjepa: nn.Module, hierarchy_level: int = 0):
+        super().__init__()
+        if not 0 <= hierarchy_level < hjepa.num_hierarchies:
+            raise UserError(f"hierarchy_level={hierarchy_level} is outside [0, {hjepa.num_hierarchies})")
+        if hjepa.target_encoder is None or hjepa.use_fpn:
+            lack = "has a pyramid (use_fpn)" if hjepa.use_fpn else "has no target encoder"
+            raise UserError(f"OptimizedHJEPA: the model {lack}; take its extract_features(images, level)")
+        self.hierarchy_level, self.encoder = hierarchy_level, hjepa.target_encoder
+        self.hierarchy_projection = hjepa.hierarchy_projections[hierarchy_level]
+        self.hierarchy_pooling = hjepa.hierarchy_pooling[hierarchy_level]
+
+    @torch.no_grad()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return features [batch, patch // 2^level, width]."""
+        tokens = self.hierarchy_projection(self.encoder(images)[:, 1:])
+        return self.hierarchy_pooling(tokens.transpose(1, 2)).transpose(1, 2)

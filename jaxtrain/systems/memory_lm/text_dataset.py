@@ -67,7 +67,7 @@ class Encoder:
         missing = self.max_length - len(ids)
         sides = (missing, 0) if self.tokenizer.padding_side == "left" else (0, missing)
         return {
-            "input_ids": np.pad(ids, sides, constant_values=self.tokenizer.pad_token_id),
+            "input_ids": np.pad(ids, sides, constant_values=self.tokenizer.pad_token_id) if missing else ids,
             "attention_mask": np.pad(np.ones(len(ids), np.int32), sides),
             "labels": np.pad(labels, sides, constant_values=IGNORE),
         }

@@ -10,6 +10,13 @@ from jaxtrain.errors import UserError
 OUTPUTS = ("dict", "df", "labels")
 
 
+class UnknownName(UserError, KeyError):
+    """Raised for an ability or a weapon that the vocabulary lacks; also a KeyError."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def build_predict_abilities(
     vocab: Mapping[str, int],
     weapon_vocab: Mapping[str, int],
@@ -22,7 +29,7 @@ def build_predict_abilities(
 
     tokens: names; weapon_id: like "weapon_id_40". hook: a SetCompletionHook on the model's output layer; each call sets
     its mode. output_type: dict (in id order), df (a pandas frame, most likely first) or labels (names with a
-    probability of at least 0.5). Raises UserError for another output_type or an unknown name.
+    probability of at least 0.5). Raises UserError for another output_type, and UnknownName, a KeyError too.
     """
     if output_type not in OUTPUTS:
         raise UserError(f"output_type: got {output_type!r}, wanted one of {', '.join(OUTPUTS)}")
@@ -38,7 +45,7 @@ def build_predict_abilities(
     ) -> Any:
         unknown = [name for name in tokens if name not in vocab] + [weapon_id] * (weapon_id not in weapon_vocab)
         if unknown:
-            raise UserError(f"not in the vocabulary: {', '.join(unknown)}")
+            raise UnknownName(f"not in the vocabulary: {', '.join(unknown)}")
         if hook is not None:
             hook.set_mode(bypass, no_change)
         ids = torch.tensor([[vocab[name] for name in tokens]], dtype=torch.long, device=device)

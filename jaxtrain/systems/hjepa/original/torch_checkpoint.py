@@ -4,7 +4,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class CheckpointManager:
         if scaler is not None:
             content["scaler_state_dict"] = scaler.state_dict()
         if config is not None:
-            content["config"] = _plain(dict(config))
+            content["config"] = _plain_config(config)
         path = self.checkpoint_dir / f"checkpoint_epoch_{epoch:04d}.pth"
         torch.save(content | _plain(dict(extra_state or {})), path)
         shutil.copyfile(path, self.checkpoint_dir / "checkpoint_latest.pth")
@@ -216,6 +216,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain_config(config: Any) -> Any:
+    """Return a config as dicts, lists and values that torch.load accepts without trust; other objects as their text."""
+    if isinstance(config, Mapping):
+        return {key: _plain_config(inner) for key, inner in config.items()}
+    if isinstance(config, Sequence) and not isinstance(config, (str, bytes)):
+        return [_plain_config(inner) for inner in config]
+    plain = _plain(config)
+    known = (str, bytes, int, float, complex, type(None), torch.Tensor, torch.device, torch.dtype)
+    return plain if isinstance(plain, known) else str(plain)
 
 
 def _to_tensors(value: Any) -> Any:

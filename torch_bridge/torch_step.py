@@ -23,6 +23,11 @@ def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
     return torchs and not any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step)))
 
 
+def clipping_is_replaced() -> bool:
+    """Return True if torch.nn.utils.clip_grad_norm_ is not torch's own, as in a test that patches it."""
+    return torch.nn.utils.clip_grad_norm_ is not torch.nn.utils.clip_grad.clip_grad_norm_
+
+
 class TorchStep:
     """Call with (batch, update); returns the detached loss, or (loss, values) if loss_fn(module, batch) returns both.
 

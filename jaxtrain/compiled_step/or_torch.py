@@ -12,9 +12,10 @@ class StepOrTorch:
     values, an optimizer without a counterpart, a mock).
 
     Arguments as in `compile`; gradients are summed over calls until one with `update`. say: receives the reason for the
-    fallback, once. called: what loss_fn calls besides the module; with a mock among it nothing is recorded, so that
-    every step calls the mock. scaler: a GradScaler for the steps that torch runs. `in_torch`: torch runs the steps.
-    `dirty`: torch's objects hold older values than the device.
+    fallback, once. called: what loss_fn calls besides the module; with a mock among it, or in place of the optimizer's
+    step or of torch's gradient clipping, torch runs the steps, so that each calls the mock. scaler: a GradScaler for
+    the steps that torch runs. `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the
+    device.
     """
 
     def __init__(
@@ -30,13 +31,13 @@ class StepOrTorch:
         called: Sequence[Any] = (),
         scaler: Any = None,
     ):
-        from torch_bridge.torch_step import TorchStep, recordable
+        from torch_bridge.torch_step import TorchStep
 
-        self.say = say
+        self.say, self._called = say, (*called, scaler)
         self.eager = TorchStep(module, loss_fn, optimizer, scheduler, clip_norm, precision == "bf16", scaler)
         self.compiled: compiled_step.CompiledStep | None = None
         self._forward: Callable | None = None
-        if not recordable(module, optimizer, *called, scaler):
+        if self._mocked():
             return
         try:
             self.compiled = compiled_step.compile(
@@ -58,6 +59,8 @@ class StepOrTorch:
         """Run one step; return the loss, or (loss, values to log), as the loss function does."""
         if self.compiled is not None:
             try:
+                if self._mocked():
+                    raise UserError("what a step calls is a mock now, which wants to be called at every step")
                 call = self.compiled.prepare(batch, update)
                 if self.compiled.changes:
                     raise UserError(self.compiled.changes)
@@ -67,6 +70,13 @@ class StepOrTorch:
             except UserError as error:
                 self._give_up(error)
         return self.eager(batch, update)
+
+    def _mocked(self) -> bool:
+        """Return True if a step would not call what it stands for: recording calls a mock once, then never again."""
+        from torch_bridge.torch_step import clipping_is_replaced, recordable
+
+        clips = self.eager.clip_norm is not None and clipping_is_replaced()
+        return clips or not recordable(self.eager.module, self.eager.optimizer, *self._called)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's outputs in evaluation mode, without gradients, as torch tensors."""

@@ -91,3 +91,19 @@ def test_an_optimizer_without_a_counterpart_and_a_mock_step_in_torch():
     optimizer = mock.MagicMock()
     StepOrTorch(module, loss_of, optimizer, say=said.append)({"x": x})
     assert (optimizer.step.call_count, len(said)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "step"])
+def test_what_is_patched_between_steps_is_called_from_then_on(name):
+    module, optimizer = parts()
+    said = []
+    step = StepOrTorch(module, loss_of, optimizer, clip_norm=0.5, say=said.append)
+    step({"x": torch.randn(4, 3)})
+    step.sync()
+    assert not step.in_torch
+    owner = nn.utils if name == "clip_grad_norm_" else optimizer
+    with mock.patch.object(owner, name) as patched:
+        step({"x": torch.randn(4, 3)})
+        step({"x": torch.randn(4, 3)})
+    assert patched.call_count == 2
+    assert len(said) == 1

@@ -3,6 +3,7 @@
 import copy
 import io
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -365,3 +366,11 @@ def test_a_finished_run_trains_no_further(epochs, tmp_path, capsys):
     assert "nothing is left to train" in capsys.readouterr().out
     assert (tmp_path / "run" / "final_checkpoint.pt").is_file()
     assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_step_patched_on_the_class_is_the_one_that_runs(tmp_path):
+    found = {"total_loss": 0.5, "lr": 1e-3}
+    with mock.patch.object(giblet.Trainer, "train_epoch", autospec=True, return_value=found) as patched:
+        trainer = make(tmp_path / "run")
+        assert trainer.train()["train_history"] == [found, found]
+    assert patched.call_count == 2

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from jaxtrain.systems import hjepa
 from jaxtrain.systems.hjepa.original.native_run import obstacles
@@ -222,3 +223,31 @@ def test_a_resumed_trainer_of_plain_parts_knows_its_epoch(tmp_path):
 def test_images_are_found_in_every_form_of_batch(batch, tmp_path):
     trainer = tiny(tmp_path, compiled=False)
     assert trainer._images(batch(trainer.train_loader[0])).shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["_train_epoch", "_validate_epoch"])
+def test_a_step_patched_on_the_class_is_the_one_that_runs(name, tmp_path):
+    with mock.patch.object(hjepa.HJEPATrainer, name, autospec=True, return_value={"loss": 0.5}) as patched:
+        real(tmp_path, loss_fn=hjepa.HJEPALoss("mse", num_hierarchies=2)).train()
+    assert patched.call_count == 2
+
+
+def test_a_forward_patched_on_the_class_is_called_for_every_batch(tmp_path):
+    trainer = real(tmp_path, loss_fn=hjepa.HJEPALoss("mse", num_hierarchies=2))
+    own = type(trainer.loss_fn).forward
+    with mock.patch.object(type(trainer.loss_fn), "forward", autospec=True, side_effect=own) as patched:
+        trainer.train()
+    assert patched.call_count == 2 * (len(trainer.train_loader) + len(trainer.val_loader))
+
+
+def test_a_config_of_any_kind_is_kept_in_a_file_that_torch_loads(tmp_path):
+    own = {"list": [1, 2.5], "path": tmp_path, "none": None, "function": masks, "mock": mock.Mock(name="stand-in")}
+    config = {**config_of(tmp_path), "training": OmegaConf.create(config_of(tmp_path)["training"]), "own": own}
+    trainer = tiny(tmp_path, compiled=False)
+    trainer.config = config
+    found = torch.load(trainer._save_checkpoint(0, 0.5), weights_only=True)["config"]
+    assert found["training"] == config_of(tmp_path)["training"]
+    assert found["own"]["list"] == [1, 2.5]
+    assert found["own"]["path"] == str(tmp_path)
+    assert "masks" in found["own"]["function"]
+    assert "stand-in" in found["own"]["mock"]

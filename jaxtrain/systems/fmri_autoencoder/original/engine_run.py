@@ -22,6 +22,8 @@ from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
+from torch_bridge.lowering.recording.ready import mocked
+from torch_bridge.torch_step import clipping_is_replaced
 
 __all__ = ["Made", "load_weights", "options_of", "read", "settings_of", "train", "unwrapped", "workers_of"]
 STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
@@ -77,6 +79,10 @@ class Made:
             return "the optimizer's param_groups were changed"
         if repr(trainer.criterion) != self.criterion or _hooked(trainer.criterion):
             return "the criterion was changed"
+        if any(mocked(trainer.criterion)) or any(mocked(trainer._model)):
+            return "the criterion's or the model's forward is a mock"
+        if clipping_is_replaced():
+            return "torch.nn.utils.clip_grad_norm_ is your own"
         return _altered(trainer._model)
 
 

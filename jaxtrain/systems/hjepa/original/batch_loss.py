@@ -4,7 +4,6 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch import nn
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from torch_bridge.compiled_call import CompiledCall
+from torch_bridge.lowering.recording.ready import mocked
 
 
 class BatchLoss:
@@ -74,11 +74,8 @@ def _is_plain(model: Any) -> bool:
 
 
 def _is_spied(called: Any) -> bool:
-    """Return True if an attribute of the module, or of one inside it, is a mock."""
-    if not issubclass(type(called), nn.Module):
-        return False
-    values = (value for inner in called.modules() for value in vars(inner).values())
-    return any(issubclass(type(value), mock.NonCallableMock) for value in values)
+    """Return True if an attribute or the forward of the module, or of one inside it, is a mock."""
+    return issubclass(type(called), nn.Module) and any(mocked(called))
 
 
 def forward_terms(model, loss_fn, batch) -> dict[str, Any]:

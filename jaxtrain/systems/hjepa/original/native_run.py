@@ -24,7 +24,9 @@ from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from torch_bridge.datasets import to_torch
+from torch_bridge.lowering.recording.ready import is_mock, mocked
 from torch_bridge.optimizers import own_step
+from torch_bridge.torch_step import clipping_is_replaced
 
 UNREAD = 100  # last steps whose metrics stay on the device, so that nothing waits for them
 ATTEMPTS = 10  # attempts to place a block, as many as the engine's masks make
@@ -53,6 +55,13 @@ def obstacles(trainer: Any) -> Iterator[str]:
             yield f"{name} is one of your own"
     if trainer.global_step != trainer.resumed_step:
         yield "steps were made before train()"
+    called = [part for part in (trainer.model, trainer.loss_fn) if issubclass(type(part), nn.Module)]
+    if any(itertools.chain.from_iterable(map(mocked, called))):
+        yield "a forward of the model or the loss is a mock"
+    if is_mock(type(trainer.masking_fn).__call__):
+        yield "the call of masking_fn is a mock"
+    if clipping_is_replaced():
+        yield "torch.nn.utils.clip_grad_norm_ is one of your own"
 
 
 def unchanged(model: Any) -> bool:

@@ -25,6 +25,7 @@ from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
 from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check, on_present_devices
 from torch_bridge.datasets import to_numpy
+from torch_bridge.torch_step import clipping_is_replaced
 
 STEPS = (
     "training_step",
@@ -268,10 +269,12 @@ class Trainer(HostLoop):
         if self._on_host:
             return "steps were made by hand"
         for name in STEPS:
-            if getattr(type(self), name) is not getattr(Trainer, name) or name in vars(self):
+            if getattr(type(self), name) is not OWN_STEPS[name] or name in vars(self):
                 return f"{type(self).__name__}.{name} is your own"
         if self._replaced:
             return f"{type(self).__name__}.{min(self._replaced)} is your own"
+        if clipping_is_replaced():
+            return "torch.nn.utils.clip_grad_norm_ is your own"
         return None if self._given is None else altered(self._given, self.config, self.settings)
 
     def _module(self) -> torch.nn.Module:
@@ -369,6 +372,9 @@ class Follower:
         best = state["best_loss"]
         self.trainer.best_loss = math.inf if best is None else best
         self.trainer.patience_counter = state["patience_counter"]
+
+
+OWN_STEPS = {name: getattr(Trainer, name) for name in STEPS}  # before a test patches the class
 
 
 def converted(config: Config) -> dict[str, Any]:

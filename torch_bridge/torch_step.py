@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
-from torch_bridge.lowering.recording.ready import is_mock
+from torch_bridge.lowering.recording.ready import is_mock, mocked
 from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
 
@@ -20,7 +20,9 @@ def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
     """Return True for a torch module and optimizer if nothing else that a step calls is a mock: recording would call a
     mock once, and its count would be wrong."""
     torchs = issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
-    return torchs and not any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step)))
+    if not torchs or any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step))):
+        return False
+    return not any(any(mocked(part)) for part in called if issubclass(type(part), torch.nn.Module))
 
 
 def clipping_is_replaced() -> bool:

@@ -93,6 +93,17 @@ def test_an_optimizer_without_a_counterpart_and_a_mock_step_in_torch():
     assert (optimizer.step.call_count, len(said)) == (1, 1)
 
 
+def test_a_criterion_whose_class_is_patched_is_called_at_every_step():
+    module, optimizer = parts()
+    criterion, own = nn.MSELoss(), nn.MSELoss.forward
+    loss = lambda module, batch: criterion(module(batch["x"]), batch["y"])
+    with mock.patch.object(nn.MSELoss, "forward", autospec=True, side_effect=own) as patched:
+        step = StepOrTorch(module, loss, optimizer, say=print, called=(criterion,))
+        for _ in range(3):
+            step({"x": torch.randn(4, 3), "y": torch.randn(4, 2)})
+    assert patched.call_count == 3
+
+
 @pytest.mark.parametrize("name", ["clip_grad_norm_", "step"])
 def test_what_is_patched_between_steps_is_called_from_then_on(name):
     module, optimizer = parts()

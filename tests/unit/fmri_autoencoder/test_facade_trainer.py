@@ -368,6 +368,13 @@ def test_a_finished_run_trains_no_further(epochs, tmp_path, capsys):
     assert all(torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
 
 
+def test_an_optimizer_that_is_spied_on_is_stepped_for_every_batch(tmp_path):
+    trainer = make(tmp_path / "run", num_epochs=1)
+    with mock.patch.object(trainer.optimizer, "step", wraps=trainer.optimizer.step) as spied:
+        trainer.train()
+    assert spied.call_count == len(trainer.train_loader)
+
+
 def test_a_step_patched_on_the_class_is_the_one_that_runs(tmp_path):
     found = {"total_loss": 0.5, "lr": 1e-3}
     with mock.patch.object(giblet.Trainer, "train_epoch", autospec=True, return_value=found) as patched:

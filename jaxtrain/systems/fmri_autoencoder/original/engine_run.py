@@ -23,7 +23,8 @@ from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering.recording.ready import mocked
-from torch_bridge.torch_step import clipping_is_replaced
+from torch_bridge.optimizers import own_step
+from torch_bridge.torch_step import clipping_is_replaced, recordable
 
 __all__ = ["Made", "load_weights", "options_of", "read", "settings_of", "train", "unwrapped", "workers_of"]
 STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
@@ -79,8 +80,10 @@ class Made:
             return "the optimizer's param_groups were changed"
         if repr(trainer.criterion) != self.criterion or _hooked(trainer.criterion):
             return "the criterion was changed"
-        if any(mocked(trainer.criterion)) or any(mocked(trainer._model)):
-            return "the criterion's or the model's forward is a mock"
+        if own_step(trainer._optimizer):
+            return own_step(trainer._optimizer)
+        if any(mocked(trainer._model)) or not recordable(trainer._model, trainer._optimizer, trainer.criterion):
+            return "model, criterion or optimizer call a mock"
         if clipping_is_replaced():
             return "torch.nn.utils.clip_grad_norm_ is your own"
         return _altered(trainer._model)

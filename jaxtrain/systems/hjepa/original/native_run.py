@@ -58,8 +58,8 @@ def obstacles(trainer: Any) -> Iterator[str]:
     called = [part for part in (trainer.model, trainer.loss_fn) if issubclass(type(part), nn.Module)]
     if any(itertools.chain.from_iterable(map(mocked, called))):
         yield "a forward of the model or the loss is a mock"
-    if is_mock(type(trainer.masking_fn).__call__):
-        yield "the call of masking_fn is a mock"
+    if any(map(is_mock, (type(trainer.masking_fn).__call__, getattr(type(trainer.optimizer), "step", None)))):
+        yield "the class of masking_fn or of the optimizer was patched with a mock"
     if clipping_is_replaced():
         yield "torch.nn.utils.clip_grad_norm_ is one of your own"
 

@@ -25,6 +25,7 @@ from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
 from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check, on_present_devices
 from torch_bridge.datasets import to_numpy
+from torch_bridge.lowering.recording.ready import mocked
 from torch_bridge.optimizers import own_step
 from torch_bridge.torch_step import clipping_is_replaced
 
@@ -276,6 +277,9 @@ class Trainer(HostLoop):
             return f"{type(self).__name__}.{min(self._replaced)} is your own"
         if self._torch_optimizer is not None and own_step(self._torch_optimizer):
             return own_step(self._torch_optimizer)
+        module = self._made if self._given is None else self._given
+        if module is not None and any(mocked(module)):
+            return "a forward of the model is a mock"
         if clipping_is_replaced():
             return "torch.nn.utils.clip_grad_norm_ is your own"
         return None if self._given is None else altered(self._given, self.config, self.settings)

@@ -104,7 +104,11 @@ class OptimizedHJEPA(nn.Module):
     an unknown level, a model without a target encoder, and one with a pyramid (FPN), whose levels need all of it.
     """
 
-    def __init__(self, hjepa: nn.Module, hierarchy_level: int = 0):
+    encoder: Any
+    hierarchy_projection: Any
+    hierarchy_pooling: Any
+
+    def __init__(self, hjepa: Any, hierarchy_level: int = 0):
         super().__init__()
         if not 0 <= hierarchy_level < hjepa.num_hierarchies:
             raise UserError(f"hierarchy_level={hierarchy_level} is outside [0, {hjepa.num_hierarchies})")

@@ -30,7 +30,7 @@ class CompiledStep:
         self.weights, self.optimizer, self.scheduler = weights, optimizer, scheduler
         self.key = jax.random.fold_in(weights.key, index)
         self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
-        self.loss_fn = loss_fn
+        self._loss_fn = loss_fn
         self.updates = self._look()
         if scheduler is not None and not hasattr(optimizer, "param_groups"):
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
@@ -72,6 +72,16 @@ class CompiledStep:
         self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None
         return updates
+
+    @property
+    def loss_fn(self) -> Callable:
+        """The loss of each call; a new one is recorded at the next."""
+        return self._loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, loss_fn: Callable) -> None:
+        self._loss_fn = loss_fn
+        self.record_anew()
 
     def record_anew(self, structure: tuple | None = None) -> None:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""

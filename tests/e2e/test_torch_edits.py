@@ -365,3 +365,16 @@ def test_a_forward_under_torch_compile_reads_the_newest_weights():
         plain(batch), step(batch)
         with torch.no_grad():
             torch.testing.assert_close(forward(batch[0]), theirs(batch[0]), atol=1e-5, rtol=1e-4)
+
+
+def test_a_loss_that_is_exchanged_between_steps_counts():
+    (theirs, their_optimizer), (ours, optimizer) = pair()
+    step, plain = jaxtrain.compile(ours, mse, optimizer), torch_step(theirs, their_optimizer)
+    other = lambda module, batch: 3 * mse(module, batch)
+    tripled = torch_step(theirs, their_optimizer, other)
+    for number, batch in enumerate(batches()):
+        if number == 4:
+            step.loss_fn = other
+        (plain if number < 4 else tripled)(batch), step(batch)
+    step.sync()
+    assert_same(theirs, ours)

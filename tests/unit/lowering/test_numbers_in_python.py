@@ -1,5 +1,7 @@
 """Code that asks a changing number for what a tensor has, or looks it up, takes the branch that it takes in torch."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,13 @@ def length_of(number):
         return 4.0
 
 
+def caught(compute):
+    try:
+        return compute()
+    except Exception:
+        return 0.5
+
+
 ASKED = {
     "get": lambda number: TABLE.get(number, 7.0),
     "in a dict": lambda number: 2.0 if number in TABLE else 5.0,
@@ -34,6 +43,13 @@ ASKED = {
     "format": lambda number: len(f"{number:.3f}"),
     "hash": lambda number: hash(number) % 5,
     "item": item_of,
+    "caught": lambda number: caught(lambda: TABLE[number]),
+    "caught sine": lambda number: caught(lambda: math.sin(number)),
+    "caught root": lambda number: caught(lambda: float(np.sqrt(number))),
+    "caught branch": lambda number: caught(lambda: 2.0 if number > 2 else 1.0),
+    "caught divmod": lambda number: caught(lambda: divmod(number, 3)[0]),
+    "caught round": lambda number: caught(lambda: round(number * 1.7)),
+    "caught method": lambda number: caught(lambda: number.bit_length()),
     "len": length_of,
     "hasattr of a method": lambda number: 2.0 if hasattr(number, "dim") else 3.0,
     "hasattr of a property": lambda number: 2.0 if hasattr(number, "shape") else 3.0,

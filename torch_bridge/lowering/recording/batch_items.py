@@ -5,7 +5,7 @@ look it up, stays a constant: each value has a record.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils import _pytree as pytree
 
@@ -16,16 +16,26 @@ from torch_bridge.lowering.recording.objects import Constant
 MOST_VALUES = 8  # of items that Python needs; with more, where they are new at most calls, each would be compiled
 
 
+refusals: list[str] = []  # in the call that is recorded: its code may have caught the error
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raise NotImplementedError for what a record cannot answer, and keep the reason."""
+    refusals.append(reason)
+    raise NotImplementedError(reason)
+
+
 class HiddenText:
     """Stand-in for a text that changes from call to call. Whatever reads it fails."""
 
     __class__ = property(lambda self: str)  # type: ignore[assignment]  # for isinstance
 
     def _refuse(self, *_: Any) -> Any:
-        raise NotImplementedError("a text among the inputs is read in Python, where it changes from call to call")
+        refuse("a text among the inputs is read in Python, where it changes from call to call")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _refuse  # type: ignore[assignment]
     __bool__ = __len__ = __iter__ = __contains__ = __getitem__ = __getattr__ = _refuse
+    __int__ = __float__ = __index__ = __fspath__ = __bytes__ = _refuse
     __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __str__ = __repr__ = __format__ = _refuse
 
 

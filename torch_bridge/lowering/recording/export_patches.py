@@ -226,8 +226,11 @@ class PlainFunctions(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if args and shown_types.is_number(args[0]) and not _of_library(sys._getframe()):
-            shown_types.check_asked(function, args)
+        if args and shown_types.is_number(args[0]):
+            if not _of_library(sys._getframe()):
+                shown_types.check_asked(function, args)
+            if function in _ASKED or function is torch.Tensor.__array__:
+                shown_types.check_read(args[0])
         if function in _SHOWS and _shown_by_module(sys._getframe()):
             return self.prints.mark(args[0], args[1] if function is torch.Tensor.__format__ else printing.WHOLE)
         if function in _ASKED:

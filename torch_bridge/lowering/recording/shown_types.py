@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python.numbers import Number
-from torch_bridge.lowering.recording.batch_items import HiddenText
+from torch_bridge.lowering.recording.batch_items import HiddenText, refusals, refuse
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
@@ -70,7 +70,7 @@ def _attribute(value: Any, name: str, *default: Any) -> Any:
 @contextlib.contextmanager
 def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[None]:
     """While active, 0-d tensors among a record's inputs are shown as the Python numbers that they stand for, by
-    `torch.is_tensor` too. numbers: by position."""
+    `torch.is_tensor` too. numbers: by position. Raises NotImplementedError at the end if user code has caught that."""
     before, plain = dict(_STANDING), torch.is_tensor
     _STANDING.update((id(inputs[place]), (inputs[place], number)) for place, number in numbers.items())
     shown: dict[str, Any] = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
@@ -79,11 +79,15 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
         with contextlib.ExitStack() as stack:
             for name, function in shown.items() if numbers else ():
                 stack.enter_context(mock.patch.object(torch, name, function))
+            for name, function in _OF_NUMBERS.items() if numbers else ():
+                stack.enter_context(mock.patch.object(torch.Tensor, name, function, create=True))
             if numbers:
                 scalar = np.isscalar
                 stack.enter_context(mock.patch.object(np, "isscalar", lambda value: is_number(value) or scalar(value)))
-                stack.enter_context(mock.patch.object(torch.Tensor, "__hash__", _hash))
+            refusals.clear()
             yield
+        if refusals:
+            raise NotImplementedError(refusals[0])
     finally:
         _STANDING.clear()
         _STANDING.update(before)
@@ -126,7 +130,7 @@ def check_asked(function: Any, args: Sequence[Any]) -> None:
     name = getattr(function, "__name__", "")
     name = getattr(getattr(function, "__self__", None), "__name__", "") if name == "__get__" else name
     if name in ("__format__", "__repr__"):
-        raise NotImplementedError(_AS_TEXT)
+        refuse(_READ)
     if name.strip("_") in _OPERATORS or (function not in _METHODS and getattr(function, "__name__", "") != "__get__"):
         return
     kind = builtins.type(_STANDING[id(args[0])][1]).__name__
@@ -135,14 +139,46 @@ def check_asked(function: Any, args: Sequence[Any]) -> None:
     raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
-_AS_TEXT = "a number that changes from call to call is used as a text or as a key"
+_READ = "Python needs the value of a number that changes from call to call: in a branch, as a text or as a key"
+
+
+def check_read(value: Any) -> None:
+    """Raise NotImplementedError where Python reads the value of such a number."""
+    if is_number(value):
+        refuse(_READ)
 
 
 def _hash(tensor: torch.Tensor) -> int:
     """Replace Tensor.__hash__, for numbers that user code looks up in a dict or a set."""
-    if id(tensor) in _STANDING and not of_library_file(sys._getframe(1).f_code.co_filename):
-        raise NotImplementedError(_AS_TEXT)
+    if not of_library_file(sys._getframe(1).f_code.co_filename):
+        check_read(tensor)
     return id(tensor)
+
+
+def _get_missing(tensor: torch.Tensor, name: str) -> Any:
+    """Refuse what a number has and a tensor lacks, `n.bit_length()`: code may try it."""
+    if is_number(tensor) and hasattr(_STANDING[id(tensor)][1], name):
+        refuse(_READ)
+    raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+
+
+def _missing(name: str) -> Callable:
+    """Return an operator that numbers have and tensors lack."""
+
+    def operate(tensor: torch.Tensor, *args: Any) -> Any:
+        check_read(tensor)
+        if name in ("__divmod__", "__rdivmod__"):
+            return NotImplemented
+        raise TypeError(f"type Tensor doesn't define {name} method")
+
+    return operate
+
+
+_OF_NUMBERS = {
+    name: _missing(name)
+    for name in ("__divmod__", "__rdivmod__", "__round__", "__trunc__", "__floor__", "__ceil__")
+    if not hasattr(torch.Tensor, name)
+} | {"__hash__": _hash, "__getattr__": _get_missing}
 
 
 def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
@@ -151,7 +187,8 @@ def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
     if not _STANDING or function not in _METHODS or not isinstance(result, torch.Tensor):
         return
     if all(id(value) in _STANDING for value in args if isinstance(value, torch.Tensor)):
-        _STANDING[id(result)] = result, 1.0 if result.is_floating_point() else 1
+        real, truth = result.is_floating_point(), result.dtype is torch.bool
+        _STANDING[id(result)] = result, 1.0 if real else True if truth else 1
 
 
 @contextlib.contextmanager

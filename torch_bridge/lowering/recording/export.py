@@ -137,6 +137,7 @@ def _export(
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+                plain.unanswered.check()
                 frozen_state = list(python_state.obstacles(module, inputs, watch, plain.draws))
                 hooks.check_frozen(program, plain.frozen.names(plain.parameters))
                 untrack(program.graph_module)

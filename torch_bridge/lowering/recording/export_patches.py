@@ -35,6 +35,7 @@ from torch_bridge.lowering.recording import (
 )
 from torch_bridge.lowering.recording.equal_masks import EqualMasks
 from torch_bridge.lowering.recording.known_values import KnownValues
+from torch_bridge.lowering.recording.unanswered import ASKED, READS, Unanswered
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 
 
@@ -83,6 +84,8 @@ def recordable(
         _swap(stack, builtins, "min", _greater_or_less(builtins.min, torch.sym_min, torch.lt))
         _swap(stack, torch.SymInt, "__repr__", _size_text(plain.prints, torch.SymInt.__repr__))
         _swap(stack, torch.SymInt, "__format__", _size_text(plain.prints, torch.SymInt.__format__))
+        for kind, name, read in plain.unanswered.reads():
+            _swap(stack, kind, name, read)
         yield plain
 
 
@@ -212,6 +215,7 @@ class PlainFunctions(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module | None = None):
         super().__init__()
         self.reads: list[str] = []
+        self.unanswered = Unanswered()
         self.asks_for_compilers: list[str] = []  # lines
         self.known = KnownValues(module)
         self.masks = EqualMasks()
@@ -225,15 +229,21 @@ class PlainFunctions(TorchFunctionMode):
         self.parameters, self.frozen, self.masks = parameters, hooks.Frozen(), EqualMasks()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        try:
+            return self._call(function, args, kwargs or {})
+        except Exception as error:
+            self.unanswered.note(function, error)
+            raise
+
+    def _call(self, function, args, kwargs):
         if args and shown_types.is_number(args[0]):
-            if not _of_library(sys._getframe()):
+            if not _of_library(sys._getframe(1)):
                 shown_types.check_asked(function, args)
-            if function in _ASKED or function is torch.Tensor.__array__:
+            if function in ASKED or function is torch.Tensor.__array__:
                 shown_types.check_read(args[0])
-        if function in _SHOWS and _shown_by_module(sys._getframe()):
+        if function in _SHOWS and _shown_by_module(sys._getframe(1)):
             return self.prints.mark(args[0], args[1] if function is torch.Tensor.__format__ else printing.WHOLE)
-        if function in _ASKED:
+        if function in ASKED:
             value = self.known.value(args[0])
             if value is not None:
                 with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -246,10 +256,10 @@ class PlainFunctions(TorchFunctionMode):
                 with _disable_current_modes(), torch._C.DisableTorchFunction():
                     return torch.equal(*values)
         if function is torch.Tensor.__bool__ or function in _EQUAL:
-            passed = self.known.passed(_user_frame(sys._getframe()))
+            passed = self.known.passed(_user_frame(sys._getframe(1)))
             if passed is not None:
                 return passed
-        if function in _READS and getattr(args[0], "constant", None) is None:
+        if function in READS and getattr(args[0], "constant", None) is None:
             self.reads.append(source_line("".join(traceback.format_stack())))
         if function in (torch.as_tensor, torch.tensor) and _read_numbers(args[0]):
             return torch.stack([torch.scalar_tensor(n, dtype=kwargs.get("dtype", torch.int64)) for n in args[0]])
@@ -262,18 +272,18 @@ class PlainFunctions(TorchFunctionMode):
         if function == _set_data and isinstance(args[1], torch.Tensor) and args[1].shape == args[0].shape:
             args[0].detach().copy_(args[1])
             return None
-        if function in _ASKS and _by_module(sys._getframe()):
+        if function in _ASKS and _by_module(sys._getframe(1)):
             return self.frozen.ask(args[0], kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
         if function is torch.Tensor.register_hook:
             return self._register_hook(*args, **kwargs)
-        if function is torch.Tensor.backward or (function == _get_grad_fn and not _from_torch(sys._getframe())):
+        if function is torch.Tensor.backward or (function == _get_grad_fn and not _from_torch(sys._getframe(1))):
             raise NotImplementedError(_NO_BACKWARD if function is torch.Tensor.backward else _NO_GRAD_FN)
         if function is torch.Tensor.detach_:
             return args[0].copy_(args[0].detach())
         if function == _get_requires_grad and args[0] in self.frozen:
             return False
         if kwargs.get("generator") is not None:
-            frame = sys._getframe()
+            frame = sys._getframe(1)
             self.draws.note(kwargs["generator"], _user_frame(frame), _from_torch(frame))
         args, kwargs = self.frozen.seen((args, kwargs))
         if function is torch.autograd.grad:
@@ -299,9 +309,7 @@ class PlainFunctions(TorchFunctionMode):
         return hooks.register(x, hook)
 
 
-_READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
 _SHOWS = (torch.Tensor.__format__, torch.Tensor.__repr__)
-_ASKED = (*_READS, torch.Tensor.item, torch.Tensor.tolist)
 _EQUAL = (torch.equal, torch.Tensor.equal)
 _ASKS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
 _NO_BACKWARD = (

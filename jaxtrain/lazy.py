@@ -1,6 +1,7 @@
 """Imports at first use, so that torch, Pillow or matplotlib load only in the runs that need them."""
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,7 +28,21 @@ class lazy:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         module, _, name = self.target.partition(":")
-        return getattr(importlib.import_module(module), name)(*arguments, **named)
+        return getattr(_imported(module), name)(*arguments, **named)
+
+
+def _imported(module: str) -> Any:
+    """Import a module and leave Python's and NumPy's random states as they are: libraries draw numbers as they load,
+    and a loop that has set its seeds before would go on with others than in torch."""
+    python, numpy = sys.modules.get("random"), getattr(sys.modules.get("numpy"), "random", None)
+    states = python and python.getstate(), numpy and numpy.get_state()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if python:
+            python.setstate(states[0])
+        if numpy:
+            numpy.set_state(states[1])
 
 
 def lazy_attributes(package: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
@@ -45,6 +60,6 @@ def lazy_attributes(package: str, names: Mapping[str, Iterable[str]]) -> Callabl
     def __getattr__(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+        return getattr(_imported(modules[name]), name)
 
     return __getattr__

@@ -25,6 +25,20 @@ def test_import_jaxtrain_loads_nothing_heavy():
     assert loaded_after("import jaxtrain") == []
 
 
+@pytest.mark.parametrize("name", ["compile", "Trainer"])
+def test_the_first_use_of_a_name_draws_no_random_numbers(name):
+    """A loop sets its seeds before: flax's imports draw from Python's and NumPy's generators."""
+    code = """import random, numpy, jaxtrain
+random.seed(0), numpy.random.seed(0)
+{}
+print(random.random(), numpy.random.rand())"""
+    drawn = [
+        subprocess.run([sys.executable, "-c", code.format(use)], capture_output=True, text=True, check=True).stdout
+        for use in ("", f"jaxtrain.{name}")
+    ]
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("command", ["run", "evaluate", "export", "lr_find", "doctor"])
 def test_help_loads_nothing_heavy(command):
     code = f"""try:

@@ -141,11 +141,12 @@ class CompiledCall:
         given = [_form(leaf) for leaf in leaves]
         python, numbers = self.record.python()
         key = spec, modes, own, forms(given)
-        graph = self._graphs.get((python, key))
-        if graph is None:
-            self._items.check()
-            graph, numbers = self.record.graph(given, spec, modes, own)
-            self._graphs[self.record.python()[0], key] = graph
+        for graph in self._graphs.get((python, key), ()):
+            if graph.host.answers([*given, *numbers]):
+                return graph, numbers
+        self._items.check()
+        graph, numbers = self.record.graph(given, spec, modes, own)
+        self._graphs.setdefault((self.record.python()[0], key), []).append(graph)
         return graph, numbers
 
 

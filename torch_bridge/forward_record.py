@@ -76,6 +76,7 @@ class ForwardRecord:
             raise CannotRecord(str(error)) from error
         if self.entry.others:
             raise CannotRecord(f"it returns a {min(self.entry.others)}, which is no tensor or number")
+        self.items.check_ways({graph.host.conditions for graph in self.record.graphs() if graph.host.conditions})
         if len(self.record.captured) > self._kept:
             self._kept = len(self.record.captured)
             self._constants.keep(self.record.captured, self.inputs)

@@ -29,7 +29,7 @@ from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.objects import put_together
-from torch_bridge.lowering.recording.shown_types import as_numbers
+from torch_bridge.lowering.recording.shown_types import Asked, as_numbers
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
@@ -87,10 +87,10 @@ class Forward(torch.nn.Module):
     def __init__(self, module: torch.nn.Module):
         super().__init__()
         self.wrapped_module = module
-        self.numbers: dict[int, Any] = {}  # values of the Python numbers among the inputs, by position
+        self.asked = Asked({})  # the Python numbers among the inputs, and what Python asks of them
 
     def forward(self, args: tuple, kwargs: dict):
-        with as_numbers(pytree.tree_leaves((args, kwargs)), self.numbers):
+        with as_numbers(pytree.tree_leaves((args, kwargs)), self.asked):
             outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
         return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
 
@@ -176,11 +176,11 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
-            vars(self.entry)["numbers"] = values_of(leaves)
+            vars(self.entry)["asked"] = asked = Asked(values_of(leaves))
             with self._effects() as changed:
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
-            return on_host(graph_of(recorded, PREFIX, self.parts), leaves)
+            return on_host(graph_of(recorded, PREFIX, self.parts), leaves, asked.conditions)
         finally:
             before.restore()  # attributes that a user's own train() has set besides the modes
             for name, inner in self.entry.named_modules():

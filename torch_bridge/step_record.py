@@ -28,7 +28,7 @@ from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
-from torch_bridge.lowering.recording.shown_types import as_numbers
+from torch_bridge.lowering.recording.shown_types import Asked, as_numbers
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.modes import watching
@@ -81,6 +81,7 @@ def _plain_mode() -> Iterator[None]:
 
 RECORDING = Inside()  # code runs in order to be recorded, or compared with a record
 MOST_RECORDS = 8  # for different values that Python branches on
+_OF_BATCH = "a number of the batch"
 
 
 class LossEntry(torch.nn.Module):
@@ -106,12 +107,13 @@ class LossEntry(torch.nn.Module):
         self.batch_type: type | None = None  # a user's Mapping class, such as transformers' BatchEncoding
         self.varying = Varying(loss_fn, modules)
         self.dynamic: tuple[int, ...] = ()
-        self.numbers: dict[int, Any] = {}  # values of the Python numbers among the inputs, by position
+        self.asked = Asked({})  # the Python numbers among the inputs, and what Python asks of them
 
     def forward(self, batch: Any, numbers: list) -> Any:
         """Call the loss. numbers: tensors that replace the Python numbers that have changed between calls."""
         replaced = self.varying.inputs.replaced(self.dynamic, numbers)
-        with replaced, as_numbers(pytree.tree_leaves((batch, numbers)), self.numbers), self.replicas.local():
+        shown = as_numbers(pytree.tree_leaves((batch, numbers)), self.asked)
+        with replaced, shown, self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
                 given = mapping_of(self.batch_type, given)
@@ -153,6 +155,7 @@ class LossRecord:
         self._changed: set[str] = set()
         self.left: set[str] = set()  # Python attributes that a torch call changes and a compiled one does not
         self._changes_batch = False
+        self._calls = 0
         self._settings: list[tuple[Place, Any]] = []  # that the last call recorded has made
         self._settled = False  # whether settings of a first call were looked at
 
@@ -169,6 +172,7 @@ class LossRecord:
     def check_captured(self, ended: bool = False) -> None:
         """Raise CannotRecord if a constant of the record has changed since the last call, LateEdit if calls may have
         used the old value. ended: no call follows."""
+        self._calls += 1
         self._constants.check(self.name, ended)
 
     def graph(
@@ -199,14 +203,28 @@ class LossRecord:
                 continue
             if self._settings and not (every or self._settled) and self._settle(form, recorded, leaves, spec):
                 continue
-            unread = recorded.graph.host.unread()
+            unread, asked = recorded.graph.host.unread(), recorded.graph.host.asked()
             idle = {number for place, number in enumerate(every, len(leaves)) if place in unread}
-            self._proven.update(varying.names([number for number in every if number not in idle]))
+            self._proven.update(varying.names([n for p, n in enumerate(every, len(leaves)) if p not in unread | asked]))
             (dynamic, constant), numbers = varying.leave_out(idle)
             if len(dynamic) != len(every):
                 recorded = self._record(leaves, spec, dynamic, numbers)
             known = self._graphs.setdefault((form, dynamic, constant), [])
-            known.append(self._same_as_before(recorded, (form, *varying.names(dynamic)), [*leaves, *numbers]))
+            recorded = self._same_as_before(recorded, (form, *varying.names(dynamic)), [*leaves, *numbers])
+            self._check_ways([*known, recorded], [_OF_BATCH] * len(leaves) + varying.names(dynamic))
+            known.append(recorded)
+
+    def _check_ways(self, known: Sequence["_Recorded"], names: Sequence[str]) -> None:
+        """Raise TooManyRecords if the last record is one for too many ways through the code. names: of its inputs."""
+        asked = known[-1].graph.host.asked()
+        ways = len({other.graph.host.conditions for other in known}) if asked else 0
+        from_batch = all(names[place] == _OF_BATCH for place in asked)
+        if ways > MOST_RECORDS and not (from_batch and 2 * ways <= self._calls):
+            read = ", ".join(sorted({names[place] for place in asked})[:3])
+            raise TooManyRecords(
+                f"{self.name}: Python branches on {read}, whose values have asked for {MOST_RECORDS} programs already: "
+                "compute with the number itself, or with torch.where"
+            )
 
     def _settle(self, form: tuple, recorded: "_Recorded", leaves: Sequence[Any], spec: Any) -> bool:
         """Leave the settings of a first call as it sets them (`config.problem_type = "regression"`), if a second call
@@ -229,7 +247,7 @@ class LossRecord:
 
     @_plain_mode()
     def _record(self, leaves, spec, dynamic: tuple, numbers: list) -> "_Recorded":
-        self.entry.dynamic, self.entry.numbers = dynamic, values_of([*leaves, *numbers])
+        self.entry.dynamic, self.entry.asked = dynamic, Asked(values_of([*leaves, *numbers]))
         batch = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
@@ -244,7 +262,7 @@ class LossRecord:
             raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
         self.left |= left | changed
         self._settings = left.settings + changed.settings
-        graph = on_host(graph_of(program, PREFIX, checks=checks), [*leaves, *numbers])
+        graph = on_host(graph_of(program, PREFIX, checks=checks), [*leaves, *numbers], self.entry.asked.conditions)
         self.forwards[id(graph)] = self.replicas.forwards
         self.left_tensors[id(graph)] = self.entry.left.found
         for name in self.entry.left.found.read(captured):

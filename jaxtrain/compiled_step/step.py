@@ -88,6 +88,7 @@ class CompiledStep:
         self.structure = self.structure if structure is None else structure
         self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
         self._programs: dict[Any, Any] = {}
+        self._ways: dict[Any, list[StepProgram]] = {}  # one program per way that Python's numbers take in the loss
 
     def refresh(self) -> None:
         """Read what torch or another step has changed: weights, optimizer state, parameter groups, parameters."""
@@ -165,7 +166,8 @@ class CompiledStep:
         forms = self.weights.bridge.forms(leaves)
         key = (spec, batch_type, modes, trained, switches, updating, divisor, forms)
         python, numbers = self.record.python()
-        program = self._programs.get((python, key))
+        ways = self._ways.get((python, key), ())
+        program = next((way for way in ways if way.graph.host.answers([*leaves, *numbers])), None)
         if program is None:
             self._note(forms)
             graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
@@ -179,7 +181,8 @@ class CompiledStep:
                 program = StepProgram(self, graph, given, trained, updating, divisor)
             else:
                 self._recorded_in_vain()
-            self._programs[id(graph), key] = self._programs[self.record.python()[0], key] = program
+            self._programs[id(graph), key] = program
+            self._ways.setdefault((self.record.python()[0], key), []).append(program)
         if self.weights.bridge.register_late(self.record.left, self.weights.modules):
             return self.prepare(batch, update)  # again, with the hooks that it has just registered
         given = program.graph.host.given([*leaves, *numbers])

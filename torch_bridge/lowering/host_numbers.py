@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from torch_bridge.lowering.errors import CannotRecord, WideIntegers
+from torch_bridge.lowering.python.answers import Conditions
 from torch_bridge.lowering.python.changing import ChangingNumber, values_of
 from torch_bridge.lowering.recording.sizes import category
 
@@ -44,17 +45,33 @@ class HostNumbers:
     """Python's own arithmetic on the changing numbers among a record's inputs, before its graph runs.
 
     numbers: (position, type, name) of each. operators: (name of the result, operator, arguments). results: names and
-    dtypes of the values that the graph takes instead of the numbers, after its other inputs.
+    dtypes of the values that the graph takes instead of the numbers, after its other inputs. conditions: what Python
+    has asked of the numbers.
     """
 
     numbers: tuple[tuple[int, type, str], ...] = ()
     operators: tuple[tuple[str, str, tuple], ...] = ()
     results: tuple[tuple[str, np.dtype], ...] = ()
+    conditions: tuple[Conditions, ...] = ()
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
-        """Return why these inputs do not fit; None if the same of them are numbers of the same types."""
+        """Return why these inputs do not fit; None if the same of them are numbers of the same types, which answer
+        Python alike."""
         given = {place: type(value) for place, value in values_of(inputs).items()}
-        return None if given == {place: kind for place, kind, _ in self.numbers} else "other numbers of it have changed"
+        if given != {place: kind for place, kind, _ in self.numbers}:
+            return "other numbers of it have changed"
+        return None if self.answers(inputs) else "Python gets other answers of the numbers that change"
+
+    def answers(self, inputs: Sequence[Any]) -> bool:
+        """Return True if these inputs, of the record's types, answer what Python has asked as the recorded ones did."""
+        if not self.conditions:
+            return True
+        values = values_of(inputs)
+        return all(conditions.hold(values) for conditions in self.conditions)
+
+    def asked(self) -> set[int]:
+        """Return the positions of the numbers that Python has asked something of."""
+        return {place for conditions in self.conditions for place in conditions.given}
 
     def values(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Return what Python computes of a record's inputs, by name. Raises Python's own ArithmeticError."""
@@ -76,11 +93,12 @@ class HostNumbers:
         """Return the positions of the numbers that neither Python nor the graph uses."""
         used = {x.name for _, _, arguments in self.operators for x in arguments if isinstance(x, _Of)}
         used |= {name for name, _ in self.results}
-        return {place for place, _, name in self.numbers if name not in used}
+        return {place for place, _, name in self.numbers if name not in used} - self.asked()
 
 
-def on_host(graph: Any, inputs: Sequence[Any]) -> Any:
-    """Return a Graph that leaves to the host what Python computes of changing numbers. inputs: those recorded with."""
+def on_host(graph: Any, inputs: Sequence[Any], conditions: Sequence[Conditions]) -> Any:
+    """Return a Graph that leaves to the host what Python computes of changing numbers. inputs: those recorded with.
+    conditions: what Python has asked of them."""
     numbers = {graph.inputs[place]: place for place in values_of(inputs)}
     if not numbers:
         return graph
@@ -95,7 +113,10 @@ def on_host(graph: Any, inputs: Sequence[Any]) -> Any:
         inputs=(*(graph.inputs[place] for place in kept), *names),
         sizes=dataclasses.replace(graph.sizes, inputs=tuple(sizes)),
         host=HostNumbers(
-            tuple((place, type(inputs[place].value), name) for name, place in numbers.items()), operators, results
+            tuple((place, type(inputs[place].value), name) for name, place in numbers.items()),
+            operators,
+            results,
+            tuple(conditions),
         ),
     )
 

@@ -5,6 +5,7 @@ look it up, stays a constant: each value has a record.
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from torch.utils import _pytree as pytree
@@ -120,7 +121,11 @@ class BatchItems:
         """Raise TooManyRecords if Python has needed new values at most calls. To be called where a record is made."""
         if self._read:
             self._values.add(tuple(self._read))
-        if len(self._values) > MOST_VALUES and 2 * len(self._values) > self._calls:
+        self.check_ways(self._values)
+
+    def check_ways(self, ways: Collection[Any]) -> None:
+        """Raise TooManyRecords if these, each of which has a record, are too many for the calls so far."""
+        if len(ways) > MOST_VALUES and 2 * len(ways) > self._calls:
             raise TooManyRecords(
                 f"{self.name}: Python reads numbers or texts of its inputs that are new at most calls: give tensors, "
                 "and compute with torch.where"

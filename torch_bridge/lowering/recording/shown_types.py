@@ -19,13 +19,15 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
+from torch_bridge.lowering.python.answers import Answers, Conditions, Of, Unknown
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python.numbers import Number
 from torch_bridge.lowering.recording.batch_items import HiddenText, refusals, refuse
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
-_STANDING: dict[int, tuple[torch.Tensor, Any]] = {}  # by id: a 0-d tensor, and a number of the type it stands for
+# By id: a 0-d tensor, the number that it stands for or one of its type, and how Python computes it if that is known.
+_STANDING: dict[int, tuple[torch.Tensor, Any, tuple[Answers, Of] | None]] = {}
 _OPERATORS = set(
     "add radd sub rsub mul rmul div truediv rtruediv true_divide floordiv rfloordiv floor_divide mod rmod remainder "
     "pow rpow neg pos positive abs eq ne lt le gt ge bool int float index complex hash real".split()
@@ -67,12 +69,30 @@ def _attribute(value: Any, name: str, *default: Any) -> Any:
     return getattr(_STANDING[id(value)][1] if lacking else value, name, *default)
 
 
+class Asked:
+    """Numbers among a record's inputs, by position, and the conditions of the calls while it is made."""
+
+    __slots__ = ("conditions", "numbers")
+
+    def __init__(self, numbers: Mapping[int, Any]) -> None:
+        self.numbers = numbers
+        self.conditions: list[Conditions] = []
+
+    def add(self, conditions: Conditions) -> None:
+        """Add what one call has asked, unless another has asked the same."""
+        if conditions.asked and repr(conditions) not in map(repr, self.conditions):
+            self.conditions.append(conditions)
+
+
 @contextlib.contextmanager
-def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[None]:
+def as_numbers(inputs: Sequence[Any], asked: Asked) -> Iterator[None]:
     """While active, 0-d tensors among a record's inputs are shown as the Python numbers that they stand for, by
-    `torch.is_tensor` too. numbers: by position. Raises NotImplementedError at the end if user code has caught that."""
-    before, plain = dict(_STANDING), torch.is_tensor
-    _STANDING.update((id(inputs[place]), (inputs[place], number)) for place, number in numbers.items())
+    `torch.is_tensor` too. asked: these numbers; receives what Python asks of them, which the present ones answer.
+    Raises NotImplementedError at the end if user code has caught a read that nothing answers."""
+    before, plain, numbers = dict(_STANDING), torch.is_tensor, asked.numbers
+    answers = Answers(numbers)
+    for place, of in answers.numbers().items():
+        _STANDING[id(inputs[place])] = inputs[place], numbers[place], (answers, of)
     shown: dict[str, Any] = {"is_tensor": lambda value: id(value) not in _STANDING and plain(value)}
     shown |= {name: _making(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     try:
@@ -88,6 +108,7 @@ def as_numbers(inputs: Sequence[Any], numbers: Mapping[int, Any]) -> Iterator[No
             yield
         if refusals:
             raise NotImplementedError(refusals[0])
+        asked.add(answers.conditions())
     finally:
         _STANDING.clear()
         _STANDING.update(before)
@@ -104,7 +125,7 @@ def _making(function: Callable) -> Callable:
 
 
 def _made(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
-    numbers = [_STANDING.get(id(leaf), (None, leaf))[1] for leaf in pytree.tree_leaves(data)]
+    numbers = [_STANDING[id(leaf)][1] if id(leaf) in _STANDING else leaf for leaf in pytree.tree_leaves(data)]
     real = any(isinstance(number, float) for number in numbers)
     made = _stacked(data, dtype or (torch.get_default_dtype() if real else torch.int64), device)
     _STANDING.pop(id(made), None)
@@ -139,13 +160,39 @@ def check_asked(function: Any, args: Sequence[Any]) -> None:
     raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
-_READ = "Python needs the value of a number that changes from call to call: in a branch, as a text or as a key"
+_READ = "Python needs the value of a number that changes from call to call: as a text, as a key or in a library"
 
 
 def check_read(value: Any) -> None:
     """Raise NotImplementedError where Python reads the value of such a number."""
     if is_number(value):
         refuse(_READ)
+
+
+def answer(function: Any, args: Sequence[Any]) -> Any:
+    """Return what Python gets of such a number from `bool`, `int`, `float`, `range` or `round`, as a condition of the
+    record. Raises NotImplementedError if its value is not known."""
+    return _answered(function.__name__.strip("_"), args)
+
+
+def _answered(name: str, args: Sequence[Any]) -> Any:
+    answers, arguments = _followed(args)
+    if answers is None:
+        refuse(_READ)
+    try:
+        return answers.ask(name, arguments)
+    except Unknown:
+        refuse(_READ)
+
+
+def _followed(args: Sequence[Any]) -> tuple[Answers | None, list[Any]]:
+    """Return the arguments with what is known in place of such numbers; None if one is not known."""
+    known = [_STANDING[id(value)][2] if id(value) in _STANDING else (None, value) for value in args]
+    if None in known:
+        return None, []
+    found = [pair for pair in known if pair is not None]
+    logs = {id(log): log for log, _ in found if log is not None}
+    return (next(iter(logs.values())) if len(logs) == 1 else None), [argument for _, argument in found]
 
 
 def _hash(tensor: torch.Tensor) -> int:
@@ -166,7 +213,8 @@ def _missing(name: str) -> Callable:
     """Return an operator that numbers have and tensors lack."""
 
     def operate(tensor: torch.Tensor, *args: Any) -> Any:
-        check_read(tensor)
+        if is_number(tensor):
+            return _answered(name.strip("_"), (tensor, *args))
         if name in ("__divmod__", "__rdivmod__"):
             return NotImplemented
         raise TypeError(f"type Tensor doesn't define {name} method")
@@ -181,14 +229,23 @@ _OF_NUMBERS = {
 } | {"__hash__": _hash, "__getattr__": _get_missing}
 
 
-def note_number(function: Any, args: Sequence[Any], result: Any) -> None:
+def note_number(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Show what Python computes of such numbers alone as a number too. A function of torch makes a tensor of them; the
     methods that are called are the operators, as a number has no other."""
     if not _STANDING or function not in _METHODS or not isinstance(result, torch.Tensor):
         return
     if all(id(value) in _STANDING for value in args if isinstance(value, torch.Tensor)):
         real, truth = result.is_floating_point(), result.dtype is torch.bool
-        _STANDING[id(result)] = result, 1.0 if real else True if truth else 1
+        shown: Any = 1.0 if real else True if truth else 1
+        answers, arguments = _followed(args)
+        _STANDING[id(result)] = result, shown, None
+        if answers is None or kwargs:
+            return
+        with contextlib.suppress(Unknown):
+            number = answers.compute(function.__name__.strip("_"), arguments)
+            value = answers.value(number)
+            if type(value) is type(shown):
+                _STANDING[id(result)] = result, value, (answers, number)
 
 
 @contextlib.contextmanager

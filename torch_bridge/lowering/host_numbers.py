@@ -74,16 +74,22 @@ class HostNumbers:
         return {place for conditions in self.conditions for place in conditions.given}
 
     def values(self, inputs: Sequence[Any]) -> dict[str, Any]:
-        """Return what Python computes of a record's inputs, by name. Raises Python's own ArithmeticError."""
+        """Return what Python computes of a record's inputs, by name.
+
+        Raises CannotRecord where Python raises an ArithmeticError, which the code may catch.
+        """
         values: dict[str, Any] = {name: inputs[place].value for place, _, name in self.numbers}
-        for name, kind, arguments in self.operators:
-            values[name] = _OPERATORS[kind](*(values[x.name] if isinstance(x, _Of) else x for x in arguments))
+        try:
+            for name, kind, arguments in self.operators:
+                values[name] = _OPERATORS[kind](*(values[x.name] if isinstance(x, _Of) else x for x in arguments))
+        except ArithmeticError as error:
+            raise CannotRecord(f"Python raises {type(error).__name__}: {error}") from error
         return values
 
     def given(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the graph's inputs for a record's.
 
-        Raises as `values` does, and CannotRecord for a result that is no number of the recorded type.
+        Raises CannotRecord as `values` does, and for a result that is no number of the recorded type.
         """
         values = self.values(inputs)
         others = [x for x in inputs if not isinstance(x, ChangingNumber)]

@@ -50,6 +50,25 @@ def test_a_division_by_zero_raises_as_in_python():
     assert math.isfinite(float(step((x, 4))))
 
 
+@pytest.mark.parametrize("where", ["attribute", "batch"])
+def test_a_division_by_zero_that_the_loss_catches_takes_its_other_way(where):
+    def loss_fn(module, batch):
+        number = module.number if where == "attribute" else batch[1]
+        try:
+            weight = 6 / (number - 3)
+        except ZeroDivisionError:
+            weight = 0.5
+        return module(batch[0]).mean() * weight
+
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    step = jaxtrain.compile(module, loss_fn, torch.optim.SGD(module.parameters(), lr=0.0))
+    for number in (1, 2, 3, 4, 3, 5):
+        module.number = number
+        batch = torch.ones(4, 3), number
+        assert float(step(batch)) == pytest.approx(float(loss_fn(module, batch).detach()), rel=1e-6)
+
+
 def test_an_output_that_is_a_number_stays_one():
     from jaxtrain.accelerate import Accelerator
 

@@ -99,13 +99,15 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
 
 def check_input(leaf: Any) -> None:
     """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call. Raise
-    CannotRecord for one that is not dense, an unhashable object, and one with a shape that is no array: a lazy
-    matrix. What a step has given, a loss or a tensor left in Python, is a plain tensor."""
+    CannotRecord for one that is not dense or has attributes, an unhashable object, and one with a shape that is no
+    array: a lazy matrix. What a step has given, a loss or a tensor left in Python, is a plain tensor."""
     if isinstance(leaf, torch.Tensor):
         if _is_own_class(type(leaf)):
             raise StaysInTorch(f"it is given a {type(leaf).__name__}, a tensor class with methods of its own")
         if not is_dense(leaf):
             raise CannotRecord(f"it is given a {kind_of(leaf)} tensor, and compiled programs take dense ones")
+        if type(leaf) is torch.Tensor and vars(leaf):
+            raise CannotRecord(f"it is given a tensor with an attribute of its own: {min(vars(leaf))}")
         return
     array = isinstance(leaf, (np.ndarray, np.generic, jax.Array, ChangingNumber))
     if not array and (type(leaf).__hash__ is None or hasattr(leaf, "shape")):

@@ -44,7 +44,9 @@ class PythonInputs:
         self.held, self.registered = walk.held, walk.registered
         self._linked = [(place, value_at(place)) for place in walk.links]
         self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
-        self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.of_modules]
+        self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.sized]
+        self._of_tensors = [attributes for _, attributes in walk.tensors.values()]
+        self._on_tensors = sum(map(len, self._of_tensors))
         self._walk = walk
 
     def values(self) -> list[Any]:
@@ -71,6 +73,7 @@ class PythonInputs:
         """Return the names of places and containers whose object or items have changed since the last look."""
         moved = [place.name for place, value in self._linked if value_at(place) is not value]
         moved += [name for name, attributes, count in self._counts if len(attributes) != count]
+        moved += ["an attribute of a tensor"] if sum(map(len, self._of_tensors)) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
 
     def follow(self, old: Any, new: Any) -> None:
@@ -126,7 +129,8 @@ class PythonInputs:
             if isinstance(value, LazyScalar):
                 value.tensor()  # now: while code is recorded, torch makes tensors without values
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
-        traces = Traces(places, walk.containers + walk.attributes, walk.tables, walk.generators)
+        tables = [*walk.tables, *walk.tensors.values()]
+        traces = Traces(places, walk.containers + walk.attributes, tables, walk.generators)
         with traces.of_code(walk.unfollowed) as changed:
             yield changed
 

@@ -6,6 +6,7 @@ import ctypes
 import enum
 import inspect
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,36 @@ class Cell:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.cell.cell_contents = value
+
+    def __len__(self) -> int:
+        """Return 0 before the variable has a value, else 1."""
+        try:
+            return int(self.cell.cell_contents is not self)
+        except ValueError:
+            return 0
+
+
+class OfTensor:
+    """Attributes that code has set on a tensor. A record sees them as they were when it began."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._values = vars(tensor)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._values[key] = value
+
+
+class Absent:
+    """Names that functions read from their globals before anything has them."""
+
+    def __init__(self, scope: Mapping[str, Any], names: frozenset[str]):
+        self.scope, self.names = scope, names
+
+    def __len__(self) -> int:
+        return sum(name in self.scope for name in self.names)
 
 
 class ClassValue:
@@ -106,6 +137,9 @@ class Slots:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         object.__setattr__(self.owner, key, value)
+
+    def __len__(self) -> int:
+        return len(self.keys())
 
     def keys(self) -> list[str]:
         """Return the names of the slots that are set."""

@@ -9,7 +9,7 @@ import torch
 
 from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.python.inputs import PythonInputs
-from torch_bridge.lowering.python.places import PLAIN, is_plain, same
+from torch_bridge.lowering.python.places import PLAIN, OfTensor, is_plain, same
 
 MOST_KEPT = 32  # arrangements of objects that are remembered
 
@@ -74,7 +74,8 @@ class Varying:
         self._renew()
 
     def _take(self, number: int, old: Any, new: Any) -> None:
-        if not (_is_number(old) and _is_number(new)):
+        constant = isinstance(self.inputs.places[number].container, OfTensor)
+        if constant or not (_is_number(old) and _is_number(new)):
             self.fixed.add(number)
             if number in self.dynamic:
                 self.dynamic.remove(number)

@@ -1,8 +1,8 @@
 """Search for everything that a function and the modules that it calls may read, by the names in their code."""
 
 import argparse
+import builtins
 import collections.abc
-import contextlib
 import csv
 import functools
 import gc
@@ -41,11 +41,13 @@ from torch_bridge.lowering.python.places import (
     BYTES,
     CONTAINERS,
     SIMPLE,
+    Absent,
     Cell,
     ClassValue,
     Contents,
     DefaultType,
     Methods,
+    OfTensor,
     Place,
     Slots,
     TypeValues,
@@ -85,10 +87,11 @@ class Walk:
         self.places = [Place(DefaultType(), None, "torch.get_default_dtype()")]
         self.links: list[Place] = []  # of objects and containers
         self.held: list[Place] = []
+        self.tensors: dict[int, tuple[str, dict]] = {}  # attributes of tensors, by the tensor's id
         self.registered: list[Place] = []
         self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets
         self.attributes: list[tuple[str, dict]] = []  # of objects and functions; changes are undone
-        self.of_modules: list[tuple[str, dict]] = []  # of user modules; the recording undoes changes
+        self.sized: list[tuple[str, Any]] = []  # what is noticed to grow: modules' attributes, classes, Python modules
         self.tables: list[tuple[str, dict]] = []  # of modules: parameters, buffers, submodules
         self.generators: list[tuple[str, Any]] = []  # of random numbers
         self.unfollowed: list[str] = []  # changes of a call that cannot be undone
@@ -135,8 +138,10 @@ class Walk:
             owners = computed_reads(function.__code__) - ({"self"} if method else set())
             self.found.update(_computed_of(named(function.__globals__, owner)) for owner in owners)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # not assigned yet
+            if len(Cell(cell)):
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
+            else:
+                self.sized.append((name, Cell(cell)))
         code, given = function.__code__, function.__defaults__ or ()
         arguments = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
         for name, item in [*zip(arguments, given, strict=True), *(function.__kwdefaults__ or {}).items()]:
@@ -148,6 +153,9 @@ class Walk:
         scope, loaded = function.__globals__, globals_of(function.__code__)
         if not names_of(function.__code__).isdisjoint(("globals", "eval", "exec")):
             loaded = names
+        absent = loaded - scope.keys() - vars(builtins).keys()
+        if absent and not of_library(function):
+            self.sized.append((min(absent), Absent(scope, absent)))
         for name in sorted(loaded & scope.keys()):
             self._visit(scope, name, scope[name], name, names, depth)
         for name in sorted(imported(function)):
@@ -164,9 +172,18 @@ class Walk:
             self.places.append(Place(container, key, name))
         elif isinstance(value, ARRAYS):
             self.held.append(Place(container, key, name))
+            self._of_tensor(value, name, names, depth)
         else:
             self.links.append(Place(container, key, name))
             self._inside(value, name, names, depth)
+
+    def _of_tensor(self, value: Any, name: str, names: set[str], depth: int) -> None:
+        """Visit the attributes that code has set on a tensor."""
+        if isinstance(value, torch.Tensor) and not type(value).__module__.startswith(_MACHINERY):
+            attributes = vars(value)
+            self.tensors[id(value)] = name, attributes
+            for key in attributes.keys() & (names | self.names):
+                self._visit(OfTensor(value), key, attributes[key], f"{name}.{key}", names, depth + 1)
 
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
         if isinstance(value, (torch.Tensor, logging.Logger)) or id(value) in self._seen or depth > DEPTH:
@@ -220,6 +237,7 @@ class Walk:
             return
         names = names | self.names
         if not isinstance(value, type):
+            self.sized.append((name, vars(value)))
             self._members(vars(value), vars(value), value, name, names, depth)
             return
         called = methods(value, names)
@@ -228,6 +246,7 @@ class Walk:
         self._watch_methods(value, called)
         for base in value.__mro__:
             if not of_library_module(base.__module__):
+                self.sized.append((name, vars(base)))
                 self._members(TypeValues(base), vars(base), value, name, names, depth)
         if not of_library_module(type(value).__module__):  # a metaclass
             for function in methods(type(value), names):
@@ -286,11 +305,13 @@ class Walk:
         attributes = vars(value) if hasattr(value, "__dict__") else None
         if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
+            self.sized.append((name, attributes))
             self._visitnamed(attributes, name, names, depth)
         elif attributes is not None:
             self._attributes(name, attributes, names, depth)
         if own:
             slots = Slots(value)
+            self.sized += [(name, slots)] if hasattr(kind, "__slots__") else []
             for key in sorted((names | self.names).intersection(slots.keys())):
                 self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
         if attributes is not None:
@@ -340,9 +361,10 @@ class Walk:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
             for table in (inner._parameters, inner._buffers):
                 self.registered += [Place(table, key, f"{prefix}.{key}") for key in table]
+                for key, tensor in table.items():
+                    self._of_tensor(tensor, f"{prefix}.{key}", wanted, 1)
             self.tables += [(prefix, table) for table in (inner._parameters, inner._buffers, inner._modules)]
-            if not of_library_module(type(inner).__module__):
-                self.of_modules.append((prefix, vars(inner)))
+            self.sized.append((prefix, vars(inner)))
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted, 1)
             for function in functions:

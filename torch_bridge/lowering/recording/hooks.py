@@ -152,23 +152,47 @@ def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -
 
 @contextlib.contextmanager
 def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = True) -> Iterator[None]:
-    """While active, each call of the module begins with its parameters' hooks, unless torch runs them. begin: takes the
-    parameters by name."""
+    """While active, each call of the module begins with the attributes that its parameters and buffers have, and with
+    the parameters' hooks, unless torch runs them. begin: takes the parameters by name."""
     hooked = module.named_parameters() if parameter_hooks else ()
     hooks = {name: list((p._backward_hooks or {}).values()) for name, p in hooked}
+    attributes = {name: _users(vars(tensor)) for name, tensor in _registered(module)}
+    begun: list[tuple[str, dict, dict]] = []
 
     def start(called, inputs):
+        begun.clear()
+        for name, tensor in _registered(called):
+            vars(tensor).update(attributes.get(name, {}))
+            begun.append((name, vars(tensor), dict(vars(tensor))))
         parameters = dict(called.named_parameters())
         begin(parameters)
         for name, some in hooks.items():
             for hook in some:
                 register(parameters[name], hook)
 
-    handle = module.register_forward_pre_hook(start)
+    def end(called, inputs, outputs):
+        for name, now, before in begun:
+            for key in now.keys() | before.keys():
+                if now.get(key, begun) is not before.get(key, begun):
+                    where = name.removeprefix("wrapped_module.")
+                    raise NotImplementedError(f"forward changes an attribute of a tensor: {where}.{key}")
+
+    handles = module.register_forward_pre_hook(start), module.register_forward_hook(end)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def _users(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a tensor that are not this package's."""
+    return {k: v for k, v in attributes.items() if not type(v).__module__.startswith("torch_bridge.")}
+
+
+def _registered(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
 
 
 def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:

@@ -1,0 +1,83 @@
+"""Names and attributes that come to exist between steps count from then on, as in torch."""
+
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import jaxtrain
+
+
+class Settings:
+    pass
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+MODULE = types.ModuleType("settings_of_a_user")
+MODULE.__file__ = __file__
+SLOTTED, KEPT, ENTRIES = Slotted(), torch.ones(3), {}
+SUBJECTS = {
+    "a module of torch's": lambda module: module[0],
+    "a container of torch's": lambda module: module,
+    "a parameter": lambda module: module[0].weight,
+    "a buffer": lambda module: module.buffer,
+    "a tensor that the loss holds": lambda module: KEPT,
+    "a class": lambda module: Settings,
+    "a Python module": lambda module: MODULE,
+    "a slot": lambda module: SLOTTED,
+}
+
+
+def follow(loss, put):
+    """Compare six steps with torch's losses; from the third, `put` gives the number a new value."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.register_buffer("buffer", torch.ones(2))
+    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), lr=0.0))
+    for value in (None, None, 2.0, 3.0, 0.5, 4.0):
+        if value is not None:
+            put(module, value)
+        batch = torch.ones(4, 3)
+        assert float(step(batch)) == pytest.approx(float(loss(module, batch).detach()), rel=1e-5), value
+    assert step.torch is None
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_an_attribute_that_appears_counts(name):
+    subject = SUBJECTS[name]
+    follow(
+        lambda module, batch: module(batch).mean() * getattr(subject(module), "scale", 1.0),
+        lambda module, value: setattr(subject(module), "scale", value),
+    )
+
+
+def test_a_global_that_appears_counts():
+    def loss(module, batch):
+        try:
+            scale = LATE_SCALE
+        except NameError:
+            scale = 1.0
+        return module(batch).mean() * scale
+
+    follow(loss, lambda module, value: globals().update(LATE_SCALE=value))
+
+
+def test_a_variable_of_the_enclosing_function_that_appears_counts():
+    def loss(module, batch):
+        try:
+            factor = scale
+        except NameError:
+            factor = 1.0
+        return module(batch).mean() * factor
+
+    def put(module, value):
+        nonlocal scale
+        scale = value
+
+    scale = 0.0
+    del scale
+    follow(loss, put)

@@ -13,6 +13,7 @@ from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.recording.batch_items import BatchItems
+from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.lowering.structure import WithLeft
 from torch_bridge.lowering.table import Call
 from torch_bridge.record_constants import Constants
@@ -28,8 +29,9 @@ class _LeavingForward(Forward):
         self.others: set[str] = set()  # classes of outputs that are no tensors or numbers
 
     def forward(self, args: tuple, kwargs: dict):
-        self.left.look(self, self.inputs)
-        return self.left.take(super().forward(args, kwargs))
+        with everywhere(self.inputs):
+            self.left.look(self, self.inputs)
+            return self.left.take(super().forward(args, kwargs))
 
     def other_output(self, leaf: Any) -> None:
         """Note an object that the caller may use: a distribution, say."""

@@ -26,10 +26,12 @@ from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python.changing import values_of
 from torch_bridge.lowering.python.effects import Changes
+from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
 from torch_bridge.lowering.recording.objects import put_together
 from torch_bridge.lowering.recording.shown_types import Asked, as_numbers
+from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.state_dict import state_dict
@@ -50,7 +52,7 @@ def from_torch(
     The module itself is not changed. Raises UnsupportedModel listing everything that cannot be converted.
     """
     module = unwrapped(module)
-    record = Record(Forward(module))
+    record = Record(Forward(module, PythonInputs(module.forward, {"": module})))
     for mode in modes:
         record.graph(bind(module, *as_arguments(example_inputs)), training=mode == "training")
     return ConvertedModule(record, module)
@@ -58,20 +60,16 @@ def from_torch(
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside torch.compile, DataParallel and DistributedDataParallel, which JAX does not use."""
-    while True:
-        if isinstance(module, torch._dynamo.OptimizedModule):
-            module = module._orig_mod
-        elif isinstance(module, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-            module = module.module
-        else:
-            return module
+    wrappers = torch._dynamo.OptimizedModule, torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    while isinstance(module, wrappers):
+        module = module._orig_mod if isinstance(module, torch._dynamo.OptimizedModule) else module.module
+    return module
 
 
 def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
     """Split one tensor, a tuple or a dict into positional and keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+    several = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else (several, {})
 
 
 def bind(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -84,13 +82,13 @@ class Forward(torch.nn.Module):
     """A module's call, with its arguments in their original containers. Outputs that are neither tensors nor numbers,
     such as a key-value cache, become None: no loss or metric reads them. Dataclasses become dicts."""
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, reads: PythonInputs | None = None):
         super().__init__()
-        self.wrapped_module = module
+        self.wrapped_module, self.reads = module, reads
         self.asked = Asked({})  # the Python numbers among the inputs, and what Python asks of them
 
     def forward(self, args: tuple, kwargs: dict):
-        with as_numbers(pytree.tree_leaves((args, kwargs)), self.asked):
+        with everywhere(self.reads), as_numbers(pytree.tree_leaves((args, kwargs)), self.asked):
             outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
         return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
 

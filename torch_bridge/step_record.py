@@ -29,6 +29,7 @@ from torch_bridge.lowering.recording.batch_items import BatchItems
 from torch_bridge.lowering.recording.hooks import register_late  # noqa: F401
 from torch_bridge.lowering.recording.objects import Contents, mapping_of, put_together, take_apart
 from torch_bridge.lowering.recording.shown_types import Asked, as_numbers
+from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.modes import watching
@@ -113,7 +114,7 @@ class LossEntry(torch.nn.Module):
         """Call the loss. numbers: tensors that replace the Python numbers that have changed between calls."""
         replaced = self.varying.inputs.replaced(self.dynamic, numbers)
         shown = as_numbers(pytree.tree_leaves((batch, numbers)), self.asked)
-        with replaced, shown, self.replicas.local():
+        with everywhere(self.varying.inputs), replaced, shown, self.replicas.local():
             given = put_together(batch)
             if self.batch_type is not None and not isinstance(given, self.batch_type):
                 given = mapping_of(self.batch_type, given)

@@ -12,6 +12,8 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
 from torch_bridge.lowering.errors import NoLoss, located
+from torch_bridge.lowering.python.inputs import PythonInputs
+from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.training.batch_plan import BatchView, Plan
 
 
@@ -21,15 +23,21 @@ class LossEntry(torch.nn.Module):
     loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss, called
     as in `plan.compares`; or None for the model's own: an output named `loss` or a scalar. A loss is a scalar, or one
     value per sample, which are averaged; or a tuple that also holds its weight, or a dict of further values to log.
+    reads: what the module and the loss read, if the call is recorded.
     """
 
-    def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan):
+    def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan, reads: PythonInputs | None = None):
         super().__init__()
+        self.reads = reads
         self.wrapped_module = module
         self.criterion = loss
         self.plan = plan
 
     def forward(self, batch: dict):
+        with everywhere(self.reads):
+            return self._value(batch)
+
+    def _value(self, batch: dict):
         sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
         for rows in sizes[1:]:
             if rows == sizes[0]:  # other tensors of a collate function may have any number of rows

@@ -60,8 +60,8 @@ class TorchTask:
         self.plan = pair or Plan.of(module, list(example), inputs, target, own_loss=loss is None)
         self.entries = tuple(example)
         self.criterion = loss
-        self.forward_record = Record(Forward(module))
         self._python = PythonInputs(loss or module.forward, {"": module})
+        self.forward_record = Record(Forward(module, self._python))
         self._values = self._python.named()
         self._moved: list[str] = []  # names of objects replaced since then
         self.loss_record = self._loss_record()
@@ -83,7 +83,11 @@ class TorchTask:
             self.trained |= {f"loss.{name}": p.requires_grad for name, p in loss.named_parameters()}
 
     def _loss_record(self) -> Record:
-        return Record(LossEntry(self.module, self.criterion, self.plan), {"criterion.": "loss."}, self._python.effects)
+        return Record(
+            LossEntry(self.module, self.criterion, self.plan, self._python),
+            {"criterion.": "loss."},
+            self._python.effects,
+        )
 
     def _record_first(self, example: Mapping[str, Any], fixed: bool) -> None:
         """Record in evaluation mode, with the first call form that torch accepts. fixed: the user gave the module's

@@ -42,6 +42,7 @@ class PythonInputs:
             walk = Walk(names, *self._root)
         self.places = _named_apart(walk.places)
         self.held, self.registered = walk.held, walk.registered
+        self._registered = [(place, value_at(place)) for place in self.registered]
         self._linked = [(place, value_at(place)) for place in walk.links]
         self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
         self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.sized]
@@ -106,6 +107,18 @@ class PythonInputs:
         links = tuple((place.name, kind(value)) for place, value in self._linked)
         return places, links, tuple((place.name, id(value_at(place))) for place in self.held), items
 
+    def keyed(self) -> list[dict | set]:
+        """Return the dicts and sets that the code reaches."""
+        return [container for _, container in self._walk.containers if isinstance(container, (dict, set))]
+
+    def links(self) -> list[Place]:
+        """Return the places of objects and containers."""
+        return [place for place, _ in self._linked]
+
+    def exchanged(self) -> list[tuple[Any, Any]]:
+        """Return the modules' parameters and buffers as they were before the record, and what is in their places."""
+        return [(before, value_at(place)) for place, before in self._registered]
+
     @contextlib.contextmanager
     def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
         """While active, the places with these numbers hold these values."""
@@ -128,6 +141,7 @@ class PythonInputs:
         for value in map(value_at, self.held):
             if isinstance(value, LazyScalar):
                 value.tensor()  # now: while code is recorded, torch makes tensors without values
+        self._registered = [(place, value_at(place)) for place in self.registered]
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
         tables = [*walk.tables, *walk.tensors.values()]
         traces = Traces(places, walk.containers + walk.attributes, tables, walk.generators)

@@ -280,6 +280,8 @@ class PlainFunctions(TorchFunctionMode):
             return self._register_hook(*args, **kwargs)
         if function is torch.Tensor.backward or (function == _get_grad_fn and not _from_torch(sys._getframe(1))):
             raise NotImplementedError(_NO_BACKWARD if function is torch.Tensor.backward else _NO_GRAD_FN)
+        if function == _get_version and any(args[0] is parameter for parameter in self.parameters.values()):
+            raise NotImplementedError("a parameter's _version counts what torch has written to it")
         if function is torch.Tensor.detach_:
             return args[0].copy_(args[0].detach())
         if function == _get_requires_grad and args[0] in self.frozen:
@@ -323,6 +325,7 @@ _NO_GRAD_FN = (
     "(tensor.register_hook)"
 )
 _get_data, _set_data = torch.Tensor.data.__get__, torch.Tensor.data.__set__
+_get_version = torch.Tensor._version.__get__
 _get_requires_grad, _get_grad_fn = torch.Tensor.requires_grad.__get__, torch.Tensor.grad_fn.__get__
 
 

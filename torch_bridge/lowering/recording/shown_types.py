@@ -28,6 +28,7 @@ _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool
 _METHODS = {value for kind in torch.Tensor.__mro__ for value in vars(kind).values() if callable(value)}
 # By id: a 0-d tensor, the number that it stands for or one of its type, and how Python computes it if that is known.
 _STANDING: dict[int, tuple[torch.Tensor, Any, tuple[Answers, Of] | None]] = {}
+_IDS: dict[int, int] = {}  # of a parameter, by that of what stands for it
 _OPERATORS = set(
     "add radd sub rsub mul rmul div truediv rtruediv true_divide floordiv rfloordiv floor_divide mod rmod remainder "
     "pow rpow neg pos positive abs eq ne lt le gt ge bool int float index complex hash real".split()
@@ -48,6 +49,10 @@ def _type(*arguments: Any, **options: Any) -> Any:
     if kind in (FakeTensor, FunctionalTensor):
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return builtins.type(_NUMBERS[kind]) if kind in _NUMBERS else kind
+
+
+def _id(value: Any) -> int:
+    return _IDS.get(id(value), id(value))
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -249,9 +254,19 @@ def note_number(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
 
 @contextlib.contextmanager
+def with_ids(ids: Mapping[int, int]) -> Iterator[None]:
+    """While active, `id` is for user code that of a parameter. ids: by that of what stands for the parameter."""
+    _IDS.update(ids)
+    try:
+        yield
+    finally:
+        _IDS.clear()
+
+
+@contextlib.contextmanager
 def as_in_torch() -> Iterator[None]:
     """While active, functions of this file stand in the globals of user modules, before the builtins."""
-    shown = {"type": _type, "isinstance": _is_instance, "hasattr": _has_attribute, "getattr": _attribute}
+    shown = {"type": _type, "isinstance": _is_instance, "hasattr": _has_attribute, "getattr": _attribute, "id": _id}
     changed = [(names, key) for names in _globals_of_users() for key in shown if key not in names]
     try:
         for names, key in changed:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
+from torch_bridge.loose_parameters import given
 
 Forwards = tuple[tuple[str, bool], ...]  # (module's name, whether this forward pass's gradient is averaged)
 _INSTEAD = "take jaxtrain.accelerate.Accelerator, whose backward pass is torch's"
@@ -29,7 +30,7 @@ class Replicas:
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]):
         self.wrappers = {name: found for name, module in modules.items() if (found := _wrapper(module)) is not None}
-        self.arguments = tuple(self.wrappers.get(name) or unwrapped(module) for name, module in modules.items())
+        self.arguments = tuple(self.wrappers.get(name) or unwrapped(module) for name, module in given(modules).items())
         self.averaged = [
             name for name, module in self.wrappers.items() if distributed.get_world_size(module.process_group) > 1
         ]

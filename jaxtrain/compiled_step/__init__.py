@@ -35,8 +35,8 @@ def compile(
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
     module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
-    optimizer: a torch.optim optimizer over the module's parameters, a list of several, or an optax
-    GradientTransformation; an optimizer class of your own runs in torch, around the compiled modules. scheduler: a
+    optimizer: a torch.optim optimizer over the module's parameters, and others that the loss reads, a list of several,
+    or an optax GradientTransformation; a class of your own runs in torch, around the compiled modules. scheduler: a
     torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too, because the rates
     are read from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged.
     precision: fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, as in torch's
@@ -101,11 +101,12 @@ def compile_many(
     )
     if layout.per_device or layout.gathers:
         raise UserError(f"shard: {shard!r} is not offered for a compiled step; take ddp, or a Trainer")
-    weights = SharedWeights(modules, layout, seed)
+    losses = [(loss_fn, _several(optimizer)) for loss_fn, optimizer, *_ in updates.values()]
+    weights = SharedWeights(modules, layout, seed, losses)
     steps = {}
     for index, (name, given) in enumerate(updates.items()):
         loss_fn, optimizer, scheduler = (*given, None)[:3]
-        if isinstance(optimizer, list | tuple) and not hasattr(optimizer, "init"):  # optax: a named tuple
+        if _several(optimizer) != [optimizer]:
             optimizer = OptimizerList(optimizer)
         if isinstance(scheduler, list | tuple):
             scheduler = SchedulerList(scheduler)
@@ -113,6 +114,11 @@ def compile_many(
             index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
         )
     return CompiledSteps(steps)
+
+
+def _several(optimizer: Any) -> list[Any]:
+    several = isinstance(optimizer, list | tuple) and not hasattr(optimizer, "init")  # optax: a named tuple
+    return list(optimizer) if several else [optimizer]
 
 
 def _check_functions(modules: Mapping[str, Any], updates: Mapping[str, tuple]) -> None:

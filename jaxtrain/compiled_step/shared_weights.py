@@ -1,7 +1,7 @@
 """Weights of torch modules on the devices: read from torch's tensors, and written back into them."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +25,20 @@ class SharedWeights:
     all of them; a tensor that torch changes after that is read again. Changes are detected by torch's version counters
     and, because writes through `.data` bypass these, by checksums of the values: of all values while torch's are the
     newest and at a sync, otherwise of a part of them at each call, in turn. generation: how many times the modules'
-    parameters, buffers or submodules were replaced.
+    parameters, buffers or submodules were replaced. given: the user's modules. modules: these, and a last one with the
+    `loose` parameters, if there are some.
     """
 
-    def __init__(self, modules: Mapping[str, Any], layout: Layout, seed: int | None):
+    def __init__(
+        self,
+        modules: Mapping[str, Any],
+        layout: Layout,
+        seed: int | None,
+        updates: Iterable[tuple[Callable, Sequence[Any]]] = (),
+    ):
+        """updates: each loss function and its optimizers, which may hold parameters that no module has."""
         from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_record, torch_edits
+        from torch_bridge.loose_parameters import given, loose_parameters
         from torch_bridge.lowering.recording import ready
 
         self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
@@ -37,7 +46,11 @@ class SharedWeights:
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         for module in self.modules.values():
             ready.check_ready(module)
-        self.replicas = replicas.Replicas(modules)
+        self.given = given(self.modules)
+        self.loose = loose_parameters(self.modules, updates)
+        if self.loose is not None:
+            self.modules[max((*self.modules, "loose"), key=len) + "_"] = self.loose  # no other name is that long
+        self.replicas = replicas.Replicas({**self.modules, **modules})
         self.layout = layout
         self.key = jax.random.key(step_record.seed_of(seed))
         self.generation = 0
@@ -88,7 +101,7 @@ class SharedWeights:
         new = {self.first_name(name) for name in changed} - self._told
         self._told |= new
         self.exchange.tell_changed(
-            ", ".join(type(module).__name__ for module in self.modules.values()), self.tensors, new
+            ", ".join(type(module).__name__ for module in self.given.values()), self.tensors, new
         )
 
     def reached(self, graph: Any, loss: str) -> set[str]:

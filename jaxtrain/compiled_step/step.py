@@ -235,9 +235,9 @@ class CompiledStep:
         It takes the module's arguments and returns torch tensors, computed with the newest weights. All calls of one
         module give the same object, which keeps its programs.
         """
-        name = next(iter(self.weights.modules)) if name is None else name
-        if name not in self.weights.modules:
-            raise UserError(f"eval: no module {name!r}; there are {', '.join(self.weights.modules)}")
+        name = next(iter(self.weights.given)) if name is None else name
+        if name not in self.weights.given:
+            raise UserError(f"eval: no module {name!r}; there are {', '.join(self.weights.given)}")
         kept = self._forwards.get(name)
         if kept is None or kept.generation != self.weights.generation:
             kept = self._forwards[name] = CompiledForward(self, name)
@@ -286,8 +286,10 @@ class CompiledStep:
     def state_dict(self) -> dict[str, Any]:
         """Return what a loop needs to resume, in torch's formats: module, optimizer, scheduler, count. Syncs first."""
         self.sync()
-        modules = {name: module.state_dict() for name, module in self.weights.modules.items()}
+        modules = {name: module.state_dict() for name, module in self.weights.given.items()}
         state = {"module": modules if len(modules) > 1 else next(iter(modules.values())), "count": self.count}
+        if self.weights.loose is not None:
+            state["loose"] = self.weights.loose.state_dict()
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = self.optimizer.state_dict()
         else:
@@ -311,9 +313,11 @@ class CompiledStep:
                 )
             self.averaging.due = set(state.get("due", ()))
         weights.forget()
-        modules = state["module"] if len(weights.modules) > 1 else {next(iter(weights.modules)): state["module"]}
-        for name, module in weights.modules.items():
+        modules = state["module"] if len(weights.given) > 1 else {next(iter(weights.given)): state["module"]}
+        for name, module in weights.given.items():
             module.load_state_dict(modules[name])
+        if weights.loose is not None:
+            weights.loose.load_state_dict(state["loose"])
         weights.read(weights.tensors)
         if hasattr(self.optimizer, "load_state_dict"):
             self.optimizer.load_state_dict(state["optimizer"])

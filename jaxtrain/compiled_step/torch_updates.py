@@ -82,7 +82,7 @@ class TorchUpdates:
 
     def compile_forwards(self) -> None:
         """Compile the modules' forward passes, for when the loss calls them."""
-        self.bridge.compile_forwards(self.step.weights.modules.values())
+        self.bridge.compile_forwards(self.step.weights.given.values())
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
         """Store these gradients for the next update."""

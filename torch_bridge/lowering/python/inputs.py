@@ -115,6 +115,11 @@ class PythonInputs:
         """Return the places of objects and containers."""
         return [place for place, _ in self._linked]
 
+    def tensors(self) -> list[Any]:
+        """Return the tensors and arrays that the code reaches."""
+        tuples = [value for _, value in self._linked if type(value) is tuple]
+        return [*map(value_at, (*self.held, *self.registered)), *(item for value in tuples for item in value)]
+
     def exchanged(self) -> list[tuple[Any, Any]]:
         """Return the modules' parameters and buffers as they were before the record, and what is in their places."""
         return [(before, value_at(place)) for place, before in self._registered]

@@ -47,6 +47,7 @@ from torch_bridge.lowering.recording.elsewhere import Untouched
 from torch_bridge.lowering.recording.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.recording.objects import listed
 from torch_bridge.lowering.recording.ready import device_of, mocked, unready
+from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 
@@ -102,7 +103,7 @@ def export(
 
     Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
-    with RECORDING_LOCK, assigned_buffers.kept(module), generators_kept():
+    with RECORDING_LOCK, assigned_buffers.kept(module), generators_kept(), as_parameters(module):
         return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
 
 

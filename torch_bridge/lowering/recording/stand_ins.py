@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import value_at
 from torch_bridge.lowering.recording import shown_types
@@ -23,7 +25,8 @@ def everywhere(inputs: PythonInputs | None) -> Iterator[None]:
         yield
         return
     stand_ins = {id(before): now for before, now in pairs}
-    places = [place for place in (*inputs.held, *inputs.links()) if not isinstance(place.container, tuple)]
+    places = [*inputs.held, *inputs.links(), *inputs.registered]
+    places = [place for place in places if not isinstance(place.container, tuple)]
     held = [
         (place, before, _exchanged(before, stand_ins)) for place in places if (before := value_at(place)) is not None
     ]
@@ -45,6 +48,20 @@ def everywhere(inputs: PythonInputs | None) -> Iterator[None]:
         for place, before, new in held:
             if value_at(place) is new:  # the call has not set it
                 place.container[place.key] = before
+
+
+@contextlib.contextmanager
+def as_parameters(module: torch.nn.Module) -> Iterator[None]:
+    """While active, tensors that are registered as parameters pass for some, as torch.export wants:
+    `log_alpha = torch.zeros(1, requires_grad=True)`."""
+    plain = [tensor for tensor in module.parameters() if not isinstance(tensor, torch.nn.Parameter)]
+    try:
+        for tensor in plain:
+            tensor._is_param = True
+        yield
+    finally:
+        for tensor in plain:
+            del tensor._is_param
 
 
 def _exchanged(value: Any, tensors: Mapping[int, Any]) -> Any:

@@ -1,0 +1,41 @@
+"""Parameters that an optimizer updates and none of the given modules has."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torch_bridge.lowering.python.inputs import PythonInputs
+
+
+class LooseParameters(torch.nn.Module):
+    """Trained tensors that a loss reads from variables and objects around it: `log_sigma = nn.Parameter(zeros(2))`, a
+    criterion with weights. No loss is called with this module."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        super().__init__()
+        for number, tensor in enumerate(tensors):
+            self._parameters[str(number)] = tensor  # the same object, which need not be a Parameter
+
+
+def loose_parameters(
+    modules: Mapping[str, torch.nn.Module], updates: Iterable[tuple[Callable, Sequence[Any]]]
+) -> LooseParameters | None:
+    """Return the tensors of optimizers that the modules lack and a loss is seen to read; None if there are none.
+
+    updates: each loss function and its optimizers. A tensor that the loss does not read may belong to another module,
+    or to the one that a layer had before.
+    """
+    known = {id(parameter) for module in modules.values() for parameter in module.parameters()}
+    found: dict[int, torch.Tensor] = {}
+    for loss_fn, optimizers in updates:
+        groups = [group for one in optimizers for group in getattr(one, "param_groups", ())]
+        strange = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
+        read = PythonInputs(loss_fn, modules).tensors() if strange else ()
+        found |= {id(tensor): tensor for tensor in read if id(tensor) in strange}
+    return LooseParameters(found.values()) if found else None
+
+
+def given(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
+    """Return the modules that the user has given."""
+    return {name: module for name, module in modules.items() if not isinstance(module, LooseParameters)}

@@ -6,6 +6,7 @@ and detects when one has changed.
 
 import collections
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class PythonInputs:
         self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
         self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.sized]
         self._of_tensors = [attributes for _, attributes in walk.tensors.values()]
-        self._on_tensors = sum(map(len, self._of_tensors))
+        self._on_tensors = _count(self._of_tensors)
         self._walk = walk
 
     def values(self) -> list[Any]:
@@ -74,7 +75,7 @@ class PythonInputs:
         """Return the names of places and containers whose object or items have changed since the last look."""
         moved = [place.name for place, value in self._linked if value_at(place) is not value]
         moved += [name for name, attributes, count in self._counts if len(attributes) != count]
-        moved += ["an attribute of a tensor"] if sum(map(len, self._of_tensors)) != self._on_tensors else []
+        moved += ["an attribute of a tensor"] if _count(self._of_tensors) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
 
     def follow(self, old: Any, new: Any) -> None:
@@ -152,6 +153,11 @@ class PythonInputs:
         traces = Traces(places, walk.containers + walk.attributes, tables, walk.generators)
         with traces.of_code(walk.unfollowed) as changed:
             yield changed
+
+
+def _count(attributes: Sequence[dict]) -> int:
+    """Return the number of attributes of tensors, without the mark of those whose newest values are on the device."""
+    return sum(map(len, attributes)) - sum(map(operator.contains, attributes, itertools.repeat("_awaited")))
 
 
 def _named_apart(places: list[Place]) -> list[Place]:

@@ -81,3 +81,13 @@ def test_a_variable_of_the_enclosing_function_that_appears_counts():
     scale = 0.0
     del scale
     follow(loss, put)
+
+
+def test_names_that_nobody_reads_leave_the_program_as_it_is():
+    module = nn.Sequential(nn.Linear(3, 2))
+    step = jaxtrain.compile(module, lambda m, b: m(b).mean(), torch.optim.SGD(module.parameters(), lr=0.0))
+    for number in range(4):
+        setattr(module[0], f"counted_by_a_profiler_{number}", number)
+        step(torch.ones(4, 3))
+        assert step.record.entry.varying.inputs.moved() == []
+    assert len(step.record._graphs) == 1

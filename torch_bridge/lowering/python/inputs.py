@@ -21,6 +21,24 @@ from torch_bridge.lowering.python.walk import MOST_ITEMS, Walk
 MOST_WATCHED = 1 << 16  # of a longer list or dict, whose items are compared by identity
 
 
+class _Named:
+    """Attributes that may appear or vanish. wanted: the names that the code may read; None for any."""
+
+    def __init__(self, name: str, held: Any, wanted: set[str] | None):
+        self.name, self.held, self.wanted = name, held, wanted
+        self._note()
+
+    def _note(self) -> None:
+        self.count, self._known = len(self.held), set() if self.wanted is None else set(self.held)
+
+    def changed(self) -> bool:
+        """Return True if the present names differ from the known ones in one that is wanted; else know the present."""
+        if self.wanted is None or not self.wanted.isdisjoint(self._known.symmetric_difference(self.held)):
+            return True
+        self._note()
+        return False
+
+
 class PythonInputs:
     """Places from which a function and the modules that it calls may read plain values.
 
@@ -46,7 +64,8 @@ class PythonInputs:
         self._registered = [(place, value_at(place)) for place in self.registered]
         self._linked = [(place, value_at(place)) for place in walk.links]
         self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
-        self._counts = [(name, held, len(held)) for name, held in walk.attributes + walk.sized]
+        self._counts = [(name, held, len(held)) for name, held in walk.attributes]
+        self._named = [_Named(name, held, wanted) for name, held, wanted in walk.named]
         self._of_tensors = [attributes for _, attributes in walk.tensors.values()]
         self._on_tensors = _count(self._of_tensors)
         self._walk = walk
@@ -75,6 +94,7 @@ class PythonInputs:
         """Return the names of places and containers whose object or items have changed since the last look."""
         moved = [place.name for place, value in self._linked if value_at(place) is not value]
         moved += [name for name, attributes, count in self._counts if len(attributes) != count]
+        moved += [named.name for named in self._named if len(named.held) != named.count and named.changed()]
         moved += ["an attribute of a tensor"] if _count(self._of_tensors) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
 

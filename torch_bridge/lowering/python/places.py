@@ -4,6 +4,7 @@ import array
 import collections
 import ctypes
 import enum
+import functools
 import inspect
 import types
 from collections.abc import Mapping
@@ -17,6 +18,18 @@ CONTAINERS = (list, dict, set, collections.deque)
 BYTES = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])  # the last is that of all ctypes objects
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
+
+METHODS = (
+    types.FunctionType,
+    property,
+    classmethod,
+    staticmethod,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+)
 
 
 class Place(NamedTuple):

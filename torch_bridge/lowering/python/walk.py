@@ -40,6 +40,7 @@ from torch_bridge.lowering.python.places import (
     ARRAYS,
     BYTES,
     CONTAINERS,
+    METHODS,
     SIMPLE,
     Absent,
     Cell,
@@ -63,17 +64,6 @@ DEPTH = 32  # of objects nested in objects
 _OF_EVERY_MODULE = set(vars(torch.nn.Module()))
 _SETTINGS = (types.SimpleNamespace, argparse.Namespace)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_METHODS = (
-    types.FunctionType,
-    property,
-    classmethod,
-    staticmethod,
-    functools.cached_property,
-    functools.partialmethod,
-    functools.singledispatchmethod,
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-)
 _WRITER = type(csv.writer(io.StringIO()))
 _MACHINERY = "torch_bridge.", "jaxtrain.compiled_step."  # of compiled forwards and steps
 
@@ -91,7 +81,8 @@ class Walk:
         self.registered: list[Place] = []
         self.containers: list[tuple[str, Any]] = []  # lists, dicts, sets
         self.attributes: list[tuple[str, dict]] = []  # of objects and functions; changes are undone
-        self.sized: list[tuple[str, Any]] = []  # what is noticed to grow: modules' attributes, classes, Python modules
+        # What may get new names: attributes of modules, classes, Python modules; and the names that matter, if not all.
+        self.named: list[tuple[str, Any, set[str] | None]] = []
         self.tables: list[tuple[str, dict]] = []  # of modules: parameters, buffers, submodules
         self.generators: list[tuple[str, Any]] = []  # of random numbers
         self.unfollowed: list[str] = []  # changes of a call that cannot be undone
@@ -141,7 +132,7 @@ class Walk:
             if len(Cell(cell)):
                 self._visit(Cell(cell), name, cell.cell_contents, name, names, depth)
             else:
-                self.sized.append((name, Cell(cell)))
+                self.named.append((name, Cell(cell), None))
         code, given = function.__code__, function.__defaults__ or ()
         arguments = code.co_varnames[: code.co_argcount][-len(given) :] if given else ()
         for name, item in [*zip(arguments, given, strict=True), *(function.__kwdefaults__ or {}).items()]:
@@ -155,7 +146,7 @@ class Walk:
             loaded = names
         absent = loaded - scope.keys() - vars(builtins).keys()
         if absent and not of_library(function):
-            self.sized.append((min(absent), Absent(scope, absent)))
+            self.named.append((min(absent), Absent(scope, absent), None))
         for name in sorted(loaded & scope.keys()):
             self._visit(scope, name, scope[name], name, names, depth)
         for name in sorted(imported(function)):
@@ -237,7 +228,7 @@ class Walk:
             return
         names = names | self.names
         if not isinstance(value, type):
-            self.sized.append((name, vars(value)))
+            self._note(name, vars(value), names, value)
             self._members(vars(value), vars(value), value, name, names, depth)
             return
         called = methods(value, names)
@@ -246,7 +237,7 @@ class Walk:
         self._watch_methods(value, called)
         for base in value.__mro__:
             if not of_library_module(base.__module__):
-                self.sized.append((name, vars(base)))
+                self._note(name, vars(base), names, value)
                 self._members(TypeValues(base), vars(base), value, name, names, depth)
         if not of_library_module(type(value).__module__):  # a metaclass
             for function in methods(type(value), names):
@@ -260,9 +251,14 @@ class Walk:
             names = sorted(set(called.values()))
             self.links += [Place(Methods(kind), name, f"{kind.__name__}.{name}") for name in names]
 
+    def _note(self, name: str, held: Mapping[str, Any], names: set[str], owner: Any) -> None:
+        """Note what may get new names; all of them matter if they may be read by computed names."""
+        every = not self.names.isdisjoint((ANY, _computed_of(owner)))
+        self.named.append((name, held, None if every else names | self.names))
+
     def _members(self, container: Any, held: Mapping[str, Any], owner: Any, name: str, names: set[str], depth: int):
         """Visit the values of a Python module or class, except a class's methods."""
-        skipped = _METHODS if isinstance(owner, type) else ()
+        skipped = METHODS if isinstance(owner, type) else ()
         wanted = names & held.keys()
         if _computed_of(owner) in self.names:
             wanted |= {key for key in held if not key.startswith("__")}
@@ -305,13 +301,13 @@ class Walk:
         attributes = vars(value) if hasattr(value, "__dict__") else None
         if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
-            self.sized.append((name, attributes))
+            self._note(name, attributes, names, value)
             self._visitnamed(attributes, name, names, depth)
         elif attributes is not None:
             self._attributes(name, attributes, names, depth)
         if own:
             slots = Slots(value)
-            self.sized += [(name, slots)] if hasattr(kind, "__slots__") else []
+            self.named += [(name, slots, None)] if hasattr(kind, "__slots__") else []
             for key in sorted((names | self.names).intersection(slots.keys())):
                 self._visit(slots, key, slots[key], f"{name}.{key}", names, depth + 1)
         if attributes is not None:
@@ -352,7 +348,8 @@ class Walk:
             called = methods(type(inner), {"forward", *names})
             functions = called if is_of_user(type(inner)) else class_functions(type(inner))
             wanted = names.union(*(names_of(function.__code__) for function in functions))
-            wanted = (wanted | self._computed(inner, called)) - _OF_EVERY_MODULE
+            computed = self._computed(inner, called)
+            wanted = (wanted | computed) - _OF_EVERY_MODULE
             self._watch_methods(type(inner), called)
             if elsewhere:
                 self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
@@ -364,7 +361,7 @@ class Walk:
                 for key, tensor in table.items():
                     self._of_tensor(tensor, f"{prefix}.{key}", wanted, 1)
             self.tables += [(prefix, table) for table in (inner._parameters, inner._buffers, inner._modules)]
-            self.sized.append((prefix, vars(inner)))
+            self.named.append((prefix, vars(inner), None if computed else wanted))
             if not type(inner).__module__.startswith("torch.nn."):
                 self._class_values(inner, prefix, wanted, 1)
             for function in functions:
@@ -391,7 +388,7 @@ class Walk:
         for base in type(owner).__mro__[:-1]:
             for key in (wanted | self.names) & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
                 value = vars(base)[key]
-                if not isinstance(value, _METHODS) and inspect.getattr_static(type(owner), key) is value:
+                if not isinstance(value, METHODS) and inspect.getattr_static(type(owner), key) is value:
                     self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)
 
 

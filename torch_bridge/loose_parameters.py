@@ -14,8 +14,8 @@ class LooseParameters(torch.nn.Module):
 
     def __init__(self, tensors: Iterable[torch.Tensor]):
         super().__init__()
-        for number, tensor in enumerate(tensors):
-            self._parameters[str(number)] = tensor  # the same object, which need not be a Parameter
+        same: Any = {str(number): tensor for number, tensor in enumerate(tensors)}
+        self._parameters.update(same)  # the objects themselves, which need not be Parameters
 
 
 def loose_parameters(

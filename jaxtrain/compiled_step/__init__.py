@@ -107,7 +107,7 @@ def compile_many(
     for index, (name, given) in enumerate(updates.items()):
         loss_fn, optimizer, scheduler = (*given, None)[:3]
         if _several(optimizer) != [optimizer]:
-            optimizer = OptimizerList(optimizer)
+            optimizer = OptimizerList(_several(optimizer))
         if isinstance(scheduler, list | tuple):
             scheduler = SchedulerList(scheduler)
         steps[name] = CompiledStep(

@@ -146,7 +146,7 @@ class Walk:
             loaded = names
         absent = loaded - scope.keys() - vars(builtins).keys()
         if absent and not of_library(function):
-            self.named.append((min(absent), Absent(scope, absent), None))
+            self.named.append((min(absent), Absent(scope, frozenset(absent)), None))
         for name in sorted(loaded & scope.keys()):
             self._visit(scope, name, scope[name], name, names, depth)
         for name in sorted(imported(function)):

@@ -19,7 +19,7 @@ BYTES = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])  # the
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*SIMPLE, np.generic, enum.Enum, torch.dtype, torch.device, range)
 
-METHODS = (
+METHODS = (  # what a class has as its code, not as values
     types.FunctionType,
     property,
     classmethod,

@@ -60,6 +60,7 @@ class Plain:
                 held = [p for group in self.optimizer.param_groups for p in group["params"]]
                 torch.nn.utils.clip_grad_norm_(held, self.clip_norm)
             self.optimizer.step()
+            self.optimizer.zero_grad()  # of parameters beside the modules
             for module in self.modules:
                 module.zero_grad()
             if self.scheduler is not None:
@@ -193,6 +194,15 @@ def a_plain_head_beside_the_wrapper(make):
     return [module, head], run(step), step
 
 
+def a_parameter_around_the_loss(make):
+    """torch averages the gradients of the wrapper alone: the parameter becomes another one in each process."""
+    module, held = DistributedDataParallel(net()), nn.ParameterList([nn.Parameter(torch.zeros(1))])
+    log_sigma = held[0]
+    loss = lambda module, batch: (torch.exp(-log_sigma) * mse(module, batch) + log_sigma).sum()
+    step = make([module], loss, torch.optim.SGD([*module.parameters(), log_sigma], 0.05))
+    return [module, held], run(step), step
+
+
 def gradient_penalty(make):
     def loss(module, batch):
         x = batch[0].clone().requires_grad_(True)
@@ -261,8 +271,8 @@ LOOPS = {
         plain, clip_and_scheduler, batch_norm, batch_norm_of_each_process, accumulation, accumulation_with_no_sync,
         updates_inside_no_sync, uneven_batches, unused_parameters, a_loss_that_torch_runs_in_one_process,
         a_loss_around_the_wrapper, the_module_inside_stays_local, a_plain_module_stays_local,
-        a_plain_head_beside_the_wrapper, gradient_penalty, evaluation_in_between, two_wrappers_of_a_gan,
-        a_gan_with_batch_norm,
+        a_plain_head_beside_the_wrapper, a_parameter_around_the_loss, gradient_penalty, evaluation_in_between,
+        two_wrappers_of_a_gan, a_gan_with_batch_norm,
     )
 }  # fmt: skip
 

@@ -173,7 +173,7 @@ class Walk:
         if isinstance(value, torch.Tensor) and not type(value).__module__.startswith(_MACHINERY):
             attributes = vars(value)
             self.tensors[id(value)] = name, attributes
-            for key in attributes.keys() & (names | self.names):
+            for key in attributes.keys() & (names | self.names) if attributes else ():
                 self._visit(OfTensor(value), key, attributes[key], f"{name}.{key}", names, depth + 1)
 
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:

@@ -299,9 +299,9 @@ class Weighted(torch.nn.Module):
         return F.mse_loss(y, wanted) * torch.exp(-self.log_variance) + self.log_variance
 
 
-def test_a_criterion_with_parameters_is_given_beside_the_module():
+def test_a_criterion_with_parameters_trains_beside_the_module_and_around_the_loss():
     found = []
-    for ours in (False, True):
+    for way in ("torch", "beside", "around"):
         modules = {"net": net(), "criterion": Weighted()}
         optimizer = torch.optim.SGD([p for module in modules.values() for p in module.parameters()], 0.05)
 
@@ -311,14 +311,15 @@ def test_a_criterion_with_parameters_is_given_beside_the_module():
         def of_one(module, batch, criterion=modules["criterion"]):
             return loss_fn(module, criterion, batch)
 
-        if ours:
-            with pytest.raises(jaxtrain.UserError, match=r"compile_many\(\{'net': net, 'criterion': criterion\}"):
-                jaxtrain.compile(modules["net"], of_one, optimizer)
+        if way == "torch":
+            step = torch_step(modules["net"], optimizer, of_one)
+        elif way == "beside":
             step = jaxtrain.compile_many(modules, {"step": (loss_fn, optimizer)})["step"]
         else:
-            step = torch_step(modules["net"], optimizer, of_one)
+            step = jaxtrain.compile(modules["net"], of_one, optimizer)
         found.append([float(step(batch)) for batch in batches(3)])
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+    assert found[2] == pytest.approx(found[0], rel=1e-5)
 
 
 class Attention(torch.nn.Module):

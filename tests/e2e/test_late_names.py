@@ -32,12 +32,16 @@ SUBJECTS = {
 }
 
 
-def follow(loss, put):
-    """Compare six steps with torch's losses; from the third, `put` gives the number a new value."""
+def compiled(loss):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 2))
     module.register_buffer("buffer", torch.ones(2))
-    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), lr=0.0))
+    return module, jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), lr=0.0))
+
+
+def follow(loss, put):
+    """Compare six steps with torch's losses; from the third, `put` gives the number a new value."""
+    module, step = compiled(loss)
     for value in (None, None, 2.0, 3.0, 0.5, 4.0):
         if value is not None:
             put(module, value)
@@ -84,8 +88,7 @@ def test_a_variable_of_the_enclosing_function_that_appears_counts():
 
 
 def test_names_that_nobody_reads_leave_the_program_as_it_is():
-    module = nn.Sequential(nn.Linear(3, 2))
-    step = jaxtrain.compile(module, lambda m, b: m(b).mean(), torch.optim.SGD(module.parameters(), lr=0.0))
+    module, step = compiled(lambda module, batch: module(batch).mean())
     for number in range(4):
         setattr(module[0], f"counted_by_a_profiler_{number}", number)
         step(torch.ones(4, 3))

@@ -8,6 +8,7 @@ from torch import nn
 
 import jaxtrain
 from jaxtrain.accelerate import Accelerator
+from tests.e2e.loops import torch_step
 from torch_bridge.from_torch import from_torch
 
 HELD = {}
@@ -58,17 +59,8 @@ def test_a_loss_finds_a_parameter_where_it_holds_it(name):
     for ours in (False, True):
         module = build()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        step = jaxtrain.compile(module, loss, optimizer) if ours else None
-        losses[ours] = []
-        for _ in range(3):
-            if step is not None:
-                losses[ours].append(float(step(x)))
-                continue
-            optimizer.zero_grad()
-            value = loss(module, x)
-            value.backward()
-            optimizer.step()
-            losses[ours].append(float(value.detach()))
+        step = jaxtrain.compile(module, loss, optimizer) if ours else torch_step(module, optimizer, loss)
+        losses[ours] = [float(step(x)) for _ in range(3)]
         assert FOUND[name](module)  # everything holds the parameter again
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
     assert step.torch is None

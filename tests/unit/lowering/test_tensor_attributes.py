@@ -6,6 +6,7 @@ from torch import nn
 
 import jaxtrain
 from jaxtrain.accelerate import Accelerator
+from tests.e2e.loops import torch_step
 
 KEPT = torch.ones(3)
 
@@ -33,19 +34,8 @@ def trained(loss, ours):
     vars(KEPT).clear()
     module = Marked()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    step = jaxtrain.compile(module, loss, optimizer) if ours else None
-    losses = []
-    for _ in range(4):
-        batch = torch.ones(4, 3)
-        if step is not None:
-            losses.append(float(step(batch)))
-            continue
-        optimizer.zero_grad()
-        value = loss(module, batch)
-        value.backward()
-        optimizer.step()
-        losses.append(float(value.detach()))
-    return losses, module, step
+    step = jaxtrain.compile(module, loss, optimizer) if ours else torch_step(module, optimizer, loss)
+    return [float(step(torch.ones(4, 3))) for _ in range(4)], module, step
 
 
 def test_marks_of_parameters_and_buffers_choose_as_in_torch():

@@ -27,9 +27,6 @@ def everywhere(inputs: PythonInputs | None) -> Iterator[None]:
     stand_ins = {id(before): now for before, now in pairs}
     places = [*inputs.held, *inputs.links(), *inputs.registered]
     places = [place for place in places if not isinstance(place.container, tuple)]
-    held = [
-        (place, before, _exchanged(before, stand_ins)) for place in places if (before := value_at(place)) is not None
-    ]
     known = [(place, before) for place in places if (before := value_at(place)) is not None]
     held = [(place, before, _exchanged(before, stand_ins)) for place, before in known]
     held = [(place, before, new) for place, before, new in held if new is not before]

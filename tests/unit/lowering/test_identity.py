@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import jaxtrain
-from jaxtrain.accelerate import Accelerator
 from tests.e2e.loops import torch_step
 from torch_bridge.from_torch import from_torch
 
@@ -67,6 +66,7 @@ def test_a_loss_finds_a_parameter_where_it_holds_it(name):
 
 
 def test_a_forward_finds_its_parameters_where_it_holds_them():
+    Accelerator = pytest.importorskip("jaxtrain.accelerate", exc_type=ImportError).Accelerator
     module, x = build(), torch.ones(5, 3)
     expected = module(x).detach()
     converted = from_torch(module, x)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import jaxtrain
-from jaxtrain.accelerate import Accelerator
 from tests.e2e.loops import torch_step
 
 KEPT = torch.ones(3)
@@ -46,6 +45,7 @@ def test_marks_of_parameters_and_buffers_choose_as_in_torch():
 
 
 def test_a_prepared_module_sees_the_marks_of_its_parameters():
+    Accelerator = pytest.importorskip("jaxtrain.accelerate", exc_type=ImportError).Accelerator
     module = Marked()
     x = torch.ones(4, 3)
     expected = module(x).detach()

@@ -71,7 +71,7 @@ def test_a_way_that_looks_the_number_up_becomes_a_record_per_value():
 
 
 def test_a_prepared_forward_takes_the_way_of_its_number():
-    from jaxtrain.accelerate import Accelerator
+    Accelerator = pytest.importorskip("jaxtrain.accelerate", exc_type=ImportError).Accelerator
 
     class Scaled(nn.Module):
         def __init__(self):

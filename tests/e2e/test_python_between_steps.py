@@ -73,17 +73,18 @@ def test_what_a_loop_keeps_in_python_is_torchs(make, loss, caplog):
 class Late:
     """A loss that is another in the second half of a run, by a number that changes at every call."""
 
-    def __init__(self):
-        self.epoch = 0.0
+    def __init__(self, is_late):
+        self.epoch, self.is_late = 0.0, is_late
 
     def __call__(self, module, batch):
-        return mse(module, batch) * (2 if self.epoch > 0.8 else 1)
+        return mse(module, batch) * (2 if self.is_late(self.epoch) else 1)
 
 
-def test_a_branch_on_a_number_that_always_changes_is_not_recorded_for_ever(caplog):
+def late_run(is_late):
+    """Compare forty steps with torch's; return the compiled step."""
     found = []
     for compiled in (False, True):
-        module, loss, losses = net(), Late(), []
+        module, loss, losses = net(), Late(is_late), []
         optimizer = sgd(module)
         step = jaxtrain.compile(module, loss, optimizer) if compiled else torch_step(module, optimizer, loss)
         for number, batch in enumerate(batches(40)):
@@ -93,6 +94,18 @@ def test_a_branch_on_a_number_that_always_changes_is_not_recorded_for_ever(caplo
     step.sync()
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4)
     assert_same(found[0][0], found[1][0])
+    return step
+
+
+def test_a_branch_on_a_number_that_always_changes_has_a_program_per_way():
+    step = late_run(lambda epoch: epoch > 0.8)
+    assert step.torch is None
+    assert len({id(program) for program in step._programs.values()}) == 3  # the first value's, and one per way
+
+
+def test_a_text_of_a_number_that_always_changes_is_not_recorded_for_ever(caplog):
+    step = late_run(lambda epoch: str(epoch) > "0.8")
+    assert step.torch is not None
     assert "Python branches on .epoch, which changes from call to call" in caplog.text
 
 

@@ -76,7 +76,11 @@ class MayRaise(StaysInTorch):
         super().__init__(f"the loss, a gradient or a result is not finite, where {what} may raise")
 
 
-class WritesOutside(NotImplementedError):
+class Unanswerable(NotImplementedError):
+    """Error for what code asks, that torch answers and a record cannot."""
+
+
+class WritesOutside(Unanswerable):
     """Error for code that writes to a file or a log at every call: it may run only in calls that count."""
 
 

@@ -1,5 +1,9 @@
 """Read conversations in their four formats, render them with chat templates, and find the assistant's text."""
 
+import contextlib
+import json
+import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,24 +16,85 @@ Span = tuple[int, int]
 
 
 def messages_of(row: Mapping[str, Any]) -> list | None:
-    """Return a row's turns: `messages`, else `conversations`, else `prompt` and `response`; None if it has none."""
-    for column in ("messages", "conversations"):
-        if column in row:
-            return list(row[column] or [])
+    """Return a row's turns: `messages`, else `conversations`, else `prompt` and `response`; None if it has none.
+
+    A column of None is passed over, as in rows of several formats. Raises UserError if a column holds no turns.
+    """
+    columns = [column for column in ("messages", "conversations") if column in row]
+    for column in columns:
+        if row[column] is not None:
+            return _listed(column, row[column])
     if "prompt" in row and "response" in row:
-        return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
+        if row["prompt"] is None and row["response"] is None:
+            raise UserError("a chat row has neither a prompt nor a response: leave such rows out")
+        return [*_said("user", row["prompt"]), *_said("assistant", row["response"])]
+    if columns:
+        raise UserError(f"a chat row has None in {' and '.join(columns)}: leave such rows out")
     return None
 
 
-def turns(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (role, text) of each turn; `from` and `value` are accepted for `role` and `content`."""
-    return [
-        (
-            str(turn.get("role") or turn.get("from") or "unknown"),
-            content(turn.get("content") or turn.get("value") or ""),
-        )
-        for turn in messages
-    ]
+def _listed(column: str, value: Any) -> list:
+    """Return a column of turns as a list: a list or an array of mappings, JSON text of one, or a mapping of lists."""
+    given = value
+    if isinstance(value, str) and value.strip():
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        lists = {name: list(items) for name, items in value.items() if isinstance(items, (list, tuple, np.ndarray))}
+        if lists and len(lists) == len(value):
+            if len(set(map(len, lists.values()))) > 1:
+                raise UserError(f"{column} of a chat row holds lists of different lengths, wanted one entry per turn")
+            return [dict(zip(lists, items, strict=True)) for items in zip(*lists.values(), strict=True)]
+        value = [value]
+    if isinstance(value, str) and not value.strip():
+        value = []
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        shown = reprlib.repr(given)
+        raise UserError(f"{column} of a chat row is {shown}, wanted a list of turns, {{role: ..., content: ...}} each")
+    return list(value)
+
+
+def _said(role: str, value: Any) -> list:
+    """Return the turns of a prompt or a response: one of its text or parts, or those that it lists itself."""
+    if isinstance(value, (list, tuple, np.ndarray)) and len(value) and all(map(_is_turn, value)):
+        return list(value)
+    return [{"role": role, "content": value}]
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value.keys().isdisjoint(("role", "from"))
+
+
+def turns(messages: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return (role, text) of each turn; `from` and `value` are accepted for `role` and `content`. A turn without
+    content, such as a call of a tool, has the text "".
+
+    Raises UserError for a turn that is no mapping, a role that is no text, and content that is not text.
+    """
+    return [_turn(number, turn) for number, turn in enumerate(messages)]
+
+
+def _turn(number: int, turn: Any) -> tuple[str, str]:
+    if isinstance(turn, str):
+        with contextlib.suppress(ValueError):
+            turn = json.loads(turn)
+    if not isinstance(turn, Mapping):
+        raise UserError(f"turn {number} of a chat row is {reprlib.repr(turn)}, wanted {{role: ..., content: ...}}")
+    role = _first(turn, ("role", "from"))
+    if not isinstance(role, (str, int, float)):
+        raise UserError(f"turn {number} of a chat row has the role {reprlib.repr(role)}, wanted a text")
+    return str(role) or "unknown", content(_first(turn, ("content", "value")))
+
+
+def _first(turn: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return the first of these fields that holds something, else ""."""
+    given = (turn.get(name) for name in names)
+    return next((value for value in given if not (_is_missing(value) or (isinstance(value, str) and not value))), "")
+
+
+def _is_missing(value: Any) -> bool:
+    """Return True for None, and for NaN, which tables have in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 class Parts(str):
@@ -39,20 +104,29 @@ class Parts(str):
 
 
 def content(value: Any) -> str:
-    """Return the text of a turn: a string, or a list of parts `{"type": "text", "text": ...}` (or strings), joined.
+    """Return the text of a turn: a string, a number, or parts `{"type": "text", "text": ...}` (or strings), joined.
 
     Raises UserError for a part that is not text.
     """
-    if not isinstance(value, (list, tuple)):
-        return str(value)
-    texts = [part if isinstance(part, str) else part.get("text") for part in value]
-    for part, text in zip(value, texts, strict=True):
-        if not isinstance(text, str):
-            kind = part.get("type", "unknown") if isinstance(part, Mapping) else type(part).__name__
-            raise UserError(f"a chat turn has a part of type {kind}; this model reads text only: leave such rows out")
-    joined = Parts("".join(texts))
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return "" if _is_missing(value) else str(value)
+    joined = Parts("".join(texts := [_text(part) for part in value]))
     joined.parts = [{"type": "text", "text": text} for text in texts]
     return joined
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if text is None and isinstance(part, Mapping) and part.get("type") == "text":
+        return ""
+    if isinstance(text, (str, int, float)):
+        return str(text)
+    kind = part.get("type", "unknown") if isinstance(part, Mapping) else type(part).__name__
+    raise UserError(f"a chat turn has a part of type {kind}; this model reads text only: leave such rows out")
 
 
 def is_assistant(role: str) -> bool:
@@ -143,7 +217,14 @@ def _template(tokenizer: Any, messages: list, generation_prompt: bool = False) -
         return ""
     if not messages:
         return ""
-    return tokenizer.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    try:
+        return tokenizer.inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    except Exception as error:  # templates raise anything
+        roles = ", ".join(message["role"] for message in messages)
+        raise UserError(
+            f"the tokenizer's chat template cannot render turns of {roles}: {error}. Leave such rows out, or set "
+            "data.chat_template=transcript"
+        ) from error
 
 
 def original_template(tokenizer: Any, messages: list, max_length: int | None):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch.utils import _pytree as pytree
 
-from torch_bridge.lowering.errors import CannotRecord, TooManyRecords, stays_in_torch
+from torch_bridge.lowering.errors import CannotRecord, TooManyRecords, Unanswerable, stays_in_torch
 from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.recording.objects import Constant
 
@@ -21,9 +21,9 @@ refusals: list[str] = []  # in the call that is recorded: its code may have caug
 
 
 def refuse(reason: str) -> NoReturn:
-    """Raise NotImplementedError for what a record cannot answer, and keep the reason."""
+    """Raise Unanswerable for what a record cannot answer, and keep the reason."""
     refusals.append(reason)
-    raise NotImplementedError(reason)
+    raise Unanswerable(reason)
 
 
 class HiddenText:

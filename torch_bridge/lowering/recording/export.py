@@ -30,6 +30,7 @@ from torch_bridge.lowering.errors import (
     NoLoss,
     Obstacle,
     UnsupportedModel,
+    Unanswerable,
     WritesOutside,
     exception_line,
     merge,
@@ -160,7 +161,7 @@ def _export(
                 watch.restore()
                 inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)  # without Dim.AUTO's marks
     if error is not None:
-        ours = isinstance(error, (UserError, WritesOutside))  # torch would not fail
+        ours = isinstance(error, (UserError, Unanswerable))  # torch would not fail
         fault = None if ours else _own_fault(module, inputs)
         if fault is not None:
             what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
@@ -374,7 +375,7 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
             "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
             "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
         )
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, (UserError, Unanswerable)) else f"{type(error).__name__}: "
     return f"it cannot be recorded: {kind}{_first_line(error)}"
 
 

@@ -8,7 +8,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import library
@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
+
+from torch_bridge.lowering.recording.batch_items import refuse
 
 library.define(
     "torch_bridge::packed_rnn",
@@ -31,17 +33,63 @@ def _packed_rnn(kind, x, batch_sizes, states, params, has_biases, num_layers, dr
     return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(state) for state in states)]
 
 
+_ROWS = (
+    "the rows of a packed sequence and its batch sizes depend on the lengths, so JAX keeps sequences padded: use "
+    "pad_packed_sequence and a mask"
+)
+_READS = (
+    "__iter__ __contains__ __add__ __radd__ __mul__ __rmul__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __hash__ "
+    "__repr__ __str__ __format__ __reduce__ __reduce_ex__ __getnewargs__"
+).split()  # of a tuple
+_COMPUTES = (
+    "__bool__ __len__ __getitem__ __call__ __neg__ __abs__ __float__ __int__ __index__ __sub__ __rsub__ __truediv__ "
+    "__rtruediv__ __pow__ __rpow__ __matmul__ __rmatmul__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __and__ __or__"
+).split()
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    refuse(_ROWS)
+
+
+class _Unreadable:
+    """Item in a padded sequence's tuple in place of its tensors: C code reads the items without asking the tuple."""
+
+    __torch_function__ = classmethod(_refuse)
+    __getattr__ = _refuse
+
+
 class Padded(PackedSequence):
-    """Sequences kept padded. data: [time, batch, ...], sorted by length; batch_sizes: int [time], 0 past the end."""
+    """Sequences kept padded. data: [time, batch, ...], sorted by length; batch_sizes: int [time], 0 past the end.
+
+    Only torch.nn.utils.rnn and the recurrent layers see this layout: whatever else reads it is refused, by attribute,
+    by item or as a tuple.
+    """
+
+    layout: tuple[torch.Tensor, torch.Tensor]
+
+    def __new__(cls, data, batch_sizes, sorted_indices=None, unsorted_indices=None):
+        made = tuple.__new__(cls, (_UNREADABLE, _UNREADABLE, sorted_indices, unsorted_indices))
+        made.layout = data, batch_sizes
+        return made
 
     @property
     def data(self) -> torch.Tensor:
-        if sys._getframe(1).f_globals is vars(rnn):
-            return self[0]
-        raise NotImplementedError(
-            "the rows of a packed sequence (.data) depend on the lengths, so JAX keeps sequences padded: use "
-            "pad_packed_sequence and a mask"
-        )
+        return self.layout[0] if sys._getframe(1).f_globals is vars(rnn) else _refuse()
+
+    @property
+    def batch_sizes(self) -> torch.Tensor:
+        return self.layout[1] if sys._getframe(1).f_globals is vars(rnn) else _refuse()
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple.__getitem__(self, key) if key in (2, 3, -2, -1) else _refuse()
+
+
+_UNREADABLE = _Unreadable()
+for _name in _READS:
+    setattr(Padded, _name, _refuse)
+for _name in (*_READS, *_COMPUTES):
+    if not _name.startswith("__reduce"):  # torch copies what it records
+        setattr(_Unreadable, _name, _refuse)
 
 
 class _Kernels:
@@ -71,7 +119,7 @@ def _forward(plain):
     def forward(self, input, hx=None):
         if not isinstance(input, Padded):
             return plain(self, input, hx)
-        x, batch_sizes, order, back = input
+        (x, batch_sizes), order, back = input.layout, input.sorted_indices, input.unsorted_indices
         states = _states(self, x, hx, order)
         options = (self.bias, self.num_layers, float(self.dropout), self.training, self.bidirectional)
         params = [getattr(self, name) for name in self._flat_weights_names]

@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 
+from torch_bridge.lowering.errors import Unanswerable
 from torch_bridge.lowering.python.answers import Answers, Conditions, Of, Unknown
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
 from torch_bridge.lowering.python.numbers import Number
@@ -93,7 +94,7 @@ class Asked:
 def as_numbers(inputs: Sequence[Any], asked: Asked) -> Iterator[None]:
     """While active, 0-d tensors among a record's inputs are shown as the Python numbers that they stand for, by
     `torch.is_tensor` too. asked: these numbers; receives what Python asks of them, which the present ones answer.
-    Raises NotImplementedError at the end if user code has caught a read that nothing answers."""
+    Raises Unanswerable at the end if user code has caught a read that nothing answers."""
     before, plain, numbers = dict(_STANDING), torch.is_tensor, asked.numbers
     answers = Answers(numbers)
     for place, of in answers.numbers().items():
@@ -112,7 +113,7 @@ def as_numbers(inputs: Sequence[Any], asked: Asked) -> Iterator[None]:
             refusals.clear()
             yield
         if refusals:
-            raise NotImplementedError(refusals[0])
+            raise Unanswerable(refusals[0])
         asked.add(answers.conditions())
     finally:
         _STANDING.clear()
@@ -169,14 +170,14 @@ _READ = "Python needs the value of a number that changes from call to call: as a
 
 
 def check_read(value: Any) -> None:
-    """Raise NotImplementedError where Python reads the value of such a number."""
+    """Raise Unanswerable where Python reads the value of such a number."""
     if is_number(value):
         refuse(_READ)
 
 
 def answer(function: Any, args: Sequence[Any]) -> Any:
     """Return what Python gets of such a number from `bool`, `int`, `float`, `range` or `round`, as a condition of the
-    record. Raises NotImplementedError if its value is not known."""
+    record. Raises Unanswerable if its value is not known."""
     return _answered(function.__name__.strip("_"), args)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torch_bridge.lowering.errors import Unanswerable
+
 READS = (torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
 ASKED = (*READS, torch.Tensor.item, torch.Tensor.tolist)
 _ARRAYS = (torch.Tensor.__array__, torch.Tensor.numpy)
@@ -44,9 +46,9 @@ class Unanswered:
         return noting
 
     def check(self) -> None:
-        """Raise NotImplementedError if the code has caught such an error. To be called at the end of a record."""
+        """Raise Unanswerable if the code has caught such an error. To be called at the end of a record."""
         if self._errors:
-            raise NotImplementedError(f"the code catches the error of what a record cannot tell: {self._errors[0]}")
+            raise Unanswerable(f"the code catches the error of what a record cannot tell: {self._errors[0]}")
 
 
 def _first_line(error: Exception) -> str:

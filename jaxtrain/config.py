@@ -2,9 +2,11 @@
 `data` keys) in `systems/<name>/config.py`. Values are frozen; unknown keys are refused."""
 
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from jaxtrain import config_mistakes
 
 MOST_STEPS = 100_000_000  # of a run: the schedule keeps a number for each
 MOST_SAMPLES = 1 << 24  # of a batch
@@ -21,7 +23,17 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-class Section(BaseModel):
+class _Checked(type(BaseModel)):
+    """Class of sections: what Python code gives wrongly is told as a file's mistakes are, in a UserError."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            raise config_mistakes.told(cast(Any, cls), error, cls.__name__, FLAT_NAMES) from None
+
+
+class Section(BaseModel, metaclass=_Checked):
     """A frozen group of settings that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
@@ -337,7 +349,7 @@ class TrainingConfig(Section):
     """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
 
     task: str | None = None  # a system's task ("digits.classify") or an importable one ("my_package.my_task")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)  # the bits of JAX's keys
     compat: Literal["correct", "original"] = "correct"  # original: the torch original's training procedure, faults too
     deterministic: bool = True  # XLA's deterministic operations on GPU
     init_from: str | None = None  # start from these weights: a .pt, a .safetensors, a Hugging Face or a run folder

@@ -10,7 +10,7 @@ import json
 import pathlib
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import pydantic
@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain import hydra_configs, overriding, redaction, trust, yaml_limits
-from jaxtrain.config import Section, TrainingConfig
+from jaxtrain import config_mistakes, hydra_configs, overriding, redaction, trust, yaml_limits
+from jaxtrain.config import FLAT_NAMES, Section, TrainingConfig
 from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
@@ -195,9 +195,7 @@ def validate(kind: type[Schema], values: Mapping[str, Any], source: str | pathli
     try:
         return kind.model_validate(dict(values))
     except pydantic.ValidationError as error:
-        lines = [_explain(kind, one) for one in error.errors(include_url=False)]
-        count = f"{len(lines)} mistakes" if len(lines) > 1 else "a mistake"
-        raise UserError(f"{source}: {count}\n  " + "\n  ".join(lines)) from None
+        raise config_mistakes.told(kind, error, source, FLAT_NAMES) from None
 
 
 def schema(task: Task) -> type[TrainingConfig]:
@@ -254,48 +252,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(leaves(values, prefix))
 
 
-def _explain(kind: type[pydantic.BaseModel], error: Mapping[str, Any]) -> str:
-    where = [str(part) for part in error["loc"]]
-    key = ".".join(where) or "config"
-    if error["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(kind, where)}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower() + message[1:]}, got {shortened(repr(error['input']))}"
-
-
-def _suggestion(kind: type[pydantic.BaseModel], where: list[str]) -> str:
-    section: Any = kind
-    for part in where[:-1]:
-        section = section.model_fields[part].annotation if part in getattr(section, "model_fields", {}) else None
-    known = list(getattr(section, "model_fields", {}))
-    if where[-1] in dotted_keys(kind):
-        *sections, leaf = where[-1].split(".")
-        return f"; a file nests it: {': {'.join([*sections, leaf])}: ...{'}' * len(sections)}"
-    near = difflib.get_close_matches(where[-1], known, 1, cutoff=0.6)
-    if near:
-        return f", did you mean `{near[0]}`?"
-    everywhere = {leaf: full for full in dotted_keys(kind) for leaf in [full.rsplit(".", 1)[-1]]}
-    if where[-1] in everywhere:
-        return f", did you mean `{everywhere[where[-1]]}`?"
-    return f"; known here: {', '.join(known)}" if known else ""
-
-
-def dotted_keys(kind: type[pydantic.BaseModel]) -> list[str]:
-    """Return every key of a schema, as `section.key`."""
-    return [key for key, _ in _annotations(kind)]
-
-
 def texts(kind: type[pydantic.BaseModel]) -> frozenset[str]:
     """Return the keys whose value can only be a string (or null), such as a name or a path."""
-    return frozenset(key for key, annotation in _annotations(kind) if _is_text(annotation))
-
-
-def _annotations(kind: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, field in kind.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
-            yield from _annotations(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name, field.annotation
+    return frozenset(key for key, annotation in config_mistakes.settings(kind) if _is_text(annotation))
 
 
 def _is_text(annotation: Any) -> bool:

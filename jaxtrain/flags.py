@@ -59,11 +59,11 @@ def overrides(flags: Sequence[Flag], config: str | pathlib.Path, given: Sequence
     """
     if not flags:
         return []
-    from jaxtrain import config_io
+    from jaxtrain import config_io, config_mistakes
 
     task, original = config_io.task_of(config, given)
     schema = config_io.schema(task)
-    known = Names(config_io.dotted_keys(schema), task.flags, original)
+    known = Names(config_mistakes.dotted_keys(schema), task.flags, original)
     return [line for flag in flags for line in _overrides(flag, known, schema)]
 
 

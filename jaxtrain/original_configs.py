@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 import pydantic
 
 from jaxtrain.config import TrainingConfig
+from jaxtrain.config_mistakes import WrongSettings
 from jaxtrain.errors import UserError
 from jaxtrain.task import LegacyConfig, find_task, task_names
 
@@ -101,9 +102,9 @@ def translate(original: LegacyConfig, values: Mapping[str, Any], task: str | Non
     read = ReadMapping(values, task=task)
     try:
         settings = plain(original.convert(read))
-    except UserError:
-        raise
     except UNUSABLE as error:
+        if isinstance(error, UserError) and not isinstance(error, WrongSettings):
+            raise
         raise UserError(_blame(original, values, error, task)) from None
     left = [key for key, _ in leaves(values) if key not in read.seen]
     reasons = {key: _reason(original, key) for key in left}
@@ -128,8 +129,7 @@ def _check_sections(original: LegacyConfig, values: Mapping[str, Any]) -> None:
 
 def _blame(original: LegacyConfig, values: Mapping[str, Any], error: Exception, task: str | None) -> str:
     """Return a message that names the value without which the config could be converted, and the error."""
-    first = error.errors(include_url=False)[0] if isinstance(error, pydantic.ValidationError) else None
-    why = str(error) if first is None else first["msg"].removeprefix("Value error, ")
+    why = error.first if isinstance(error, WrongSettings) else str(error)
     why = why.replace("'ReadMapping'", "a section")
     candidates = dict(leaves(values))
     parents = {key[:place]: None for key in candidates for place, letter in enumerate(key) if letter == "."}

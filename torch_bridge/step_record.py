@@ -386,5 +386,5 @@ def flags_of(modules: Sequence[torch.nn.Module]) -> tuple:
 
 
 def seed_of(seed: int | None) -> int:
-    """Return 31 bits of the given seed, or of torch's own."""
-    return (torch.initial_seed() if seed is None else seed) & 0x7FFFFFFF
+    """Return the given seed, or torch's own."""
+    return torch.initial_seed() if seed is None else seed

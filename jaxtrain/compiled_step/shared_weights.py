@@ -10,6 +10,7 @@ import numpy as np
 from jaxtrain.data.buffers import Buffers
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.mesh import Layout
+from jaxtrain.runtime.prng import key_of
 
 Arrays = dict[str, jax.Array]
 _AHEAD = (
@@ -52,7 +53,7 @@ class SharedWeights:
             self.modules[max((*self.modules, "loose"), key=len) + "_"] = self.loose  # no other name is that long
         self.replicas = replicas.Replicas({**self.modules, **modules})
         self.layout = layout
-        self.key = jax.random.key(step_record.seed_of(seed))
+        self.key = key_of(step_record.seed_of(seed))
         self.generation = 0
         self._told: set[str] = set()  # buffers that `tell_rounded` has seen
         self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id

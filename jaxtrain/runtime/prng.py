@@ -34,6 +34,16 @@ class Rngs:
         return Rngs(jax.random.fold_in(self(), index))
 
 
+def key_of(seed: int) -> jax.Array:
+    """Return the key of a seed of up to 64 bits, all of which count; a negative one means the same bits, as in torch.
+
+    Source: jax.random.key, which reads the lower 32 bits of a seed and drops the others.
+    """
+    bits = seed % 2**64
+    key = jax.random.key(bits & 0x7FFFFFFF)
+    return jax.random.fold_in(jax.random.fold_in(key, bits >> 31 & 1), bits >> 32) if bits >> 31 else key
+
+
 def initial_rngs(seed: int | jax.Array) -> nnx.Rngs:
     """Return an equivalent of `nnx.Rngs(seed)`, with the same keys in the same order, for a model built inside a trace.
 

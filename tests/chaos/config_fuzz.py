@@ -17,11 +17,11 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from jaxtrain import config_io, run
+from jaxtrain import config_io, config_mistakes, run
 from jaxtrain.task import find_task
 
 TASK = "digits.classify"
-KEYS = config_io.dotted_keys(config_io.schema(find_task(TASK)))
+KEYS = config_mistakes.dotted_keys(config_io.schema(find_task(TASK)))
 WORDS = tuple(
     "auto many null true no fp32 bf16 cosine constant plateau adamw sgd muon lion adafactor ddp fsdp hsdp torch numpy "
     "device host max min loss accuracy full skip weighted highest ${optim.lr} ${nothing.here} ${oc.env:HOME} $ { [1 é "

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import jaxtrain
 
-
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 6, generator=DRAW), torch.randint(0, 3, (32,), generator=DRAW)
 STEPS = ("_update", "_accumulate", "run", "_forward", "<lambda>")  # the functions that hold a step, or a part of one

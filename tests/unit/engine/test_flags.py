@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from jaxtrain import config_io, flags, run
+from jaxtrain import config_io, config_mistakes, flags, run
 from jaxtrain.errors import UserError
 from tests.unit.set_completion.golden import CONFIGS
 
@@ -92,7 +92,7 @@ def test_help_lists_every_setting_of_the_configs_task(capsys):
     with pytest.raises(SystemExit):
         run.main(["--config", str(CONFIGS / "splat_tiny.yaml"), "--help"])
     told = capsys.readouterr().out
-    keys = config_io.dotted_keys(config_io.schema(config_io.task_of(CONFIGS / "splat_tiny.yaml")[0]))
+    keys = config_mistakes.dotted_keys(config_io.schema(config_io.task_of(CONFIGS / "splat_tiny.yaml")[0]))
     assert [key for key in keys if f"--{key} " not in told] == []
     assert "--optim.lr --learning_rate --lr" in told
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from jaxtrain.config import GroupConfig, OptimConfig
 from jaxtrain.errors import UserError
@@ -56,7 +55,7 @@ def test_epochs_in_which_a_group_rests():
 
 
 def test_a_group_that_never_trains_is_said_so():
-    with pytest.raises(ValidationError, match="it never trains"):
+    with pytest.raises(UserError, match="it never trains"):
         GroupConfig(freeze_until_epoch=3, freeze_after_epoch=3)
 
 

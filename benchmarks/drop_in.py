@@ -1,7 +1,8 @@
 """Run examples/drop_in under the original libraries and under jaxtrain: `python -m benchmarks.drop_in`.
 
-Compares loss curves, metrics and lists of files, measures the median second between two steps, and writes the table of
-docs/drop_in.md. Each run is a process of its own, one after another, with a compilation cache that begins empty.
+Compares loss curves, metrics, lists of files and the random generators' states after every step, measures the median
+second between two steps, and writes the table of docs/drop_in.md. Each run is a process of its own, one after another,
+with a compilation cache that begins empty.
 """
 
 import json
@@ -52,14 +53,13 @@ def _both(name: str, engines: tuple[str, str], *more: str) -> list[dict[str, Any
 def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Distances of the two runs and their speeds.
 
-    loss, metric: largest relative difference; infinite where one has more. files: whether the lists are equal.
-    seconds, processor: of a step, median; by the clock, and of all cores. compile_s: processor seconds of our run
-    beyond its steps, less theirs beyond its own.
+    loss, metric: largest relative difference; infinite where one has more. files, random: whether the lists of files
+    and the generators' states are equal. seconds: of a step, median, by the clock; processor time would count torch's
+    threads while they spin, as if they worked. compile_s: processor seconds of our run beyond its steps, less theirs
+    beyond its own.
     """
     runs = (theirs, ours)
-    steady = {key: [_median_step(run[key]) for run in runs] for key in ("seconds", "processor")}
-    pairs = zip(runs, steady["processor"], strict=True)
-    rest = [run["whole_processor_s"] - second * len(run["processor"]) for run, second in pairs]
+    rest = [run["whole_processor_s"] - _median_step(run["processor"]) * len(run["processor"]) for run in runs]
     named = [sorted(x["metrics"]) for x in (theirs, ours)]
     values = [[x["metrics"][name] for name in names] for x, names in zip((theirs, ours), named, strict=True)]
     return {
@@ -67,7 +67,8 @@ def compare(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         "loss": _distance(theirs["loss"], ours["loss"]),
         "metric": _distance(*values) if named[0] == named[1] else math.inf,
         "files": theirs["files"] == ours["files"],
-        **steady,
+        "random": theirs["random"] == ours["random"],
+        "seconds": [_median_step(run["seconds"]) for run in runs],
         "compile_s": rest[1] - rest[0],
     }
 
@@ -77,8 +78,8 @@ def _median_step(times: list[float]) -> float:
 
 
 def equal(found: dict[str, Any]) -> bool:
-    """Return True where curve and metrics are within the tolerance and the files are the same."""
-    return max(found["loss"], found["metric"]) <= TOLERANCE and found["files"]
+    """Return True where curve and metrics are within the tolerance, and files and random states are the same."""
+    return max(found["loss"], found["metric"]) <= TOLERANCE and found["files"] and found["random"]
 
 
 def _distance(wanted: list[float], got: list[float]) -> float:
@@ -92,23 +93,21 @@ def table(found: dict[str, dict[str, Any]], machine: str) -> str:
     """The table of docs/drop_in.md."""
     lines = [
         f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve "
-        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock and of "
-        "processor time, original and here; processor seconds that compiling adds to a run.",
+        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock, original and "
+        "here; processor seconds that compiling adds to a run.",
         "",
-        "| example | loss | metrics | files | clock | ratio | processor | ratio | compile |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| example | loss | metrics | files | clock | ratio | compile |",
+        "|---|---|---|---|---|---|---|",
     ]
-    ratios: dict[str, list[float]] = {"seconds": [], "processor": []}
+    ratios = []
     for name, row in found.items():
+        theirs, ours = row["seconds"]
+        ratios.append(theirs / ours)
         cells = [f"{row['loss']:.0e}", f"{row['metric']:.0e}", "same" if row["files"] else "differ"]
-        for key, known in ratios.items():
-            theirs, ours = row[key]
-            known.append(theirs / ours)
-            cells += [f"{1000 * theirs:.1f}, {1000 * ours:.1f}", f"{known[-1]:.2f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {row['compile_s']:.0f} s |")
-    means = [math.exp(statistics.fmean(map(math.log, known))) for known in ratios.values()]
-    slower = [sum(ratio < 1 for ratio in known) for known in ratios.values()]
-    told = f"geometric means of the ratios {means[0]:.2f} and {means[1]:.2f}; slower: {slower[0]} and {slower[1]}."
+        cells += [f"{1000 * theirs:.1f}, {1000 * ours:.1f}", f"{ratios[-1]:.2f}", f"{row['compile_s']:.0f} s"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    mean, slower = math.exp(statistics.fmean(map(math.log, ratios))), sum(ratio < 1 for ratio in ratios)
+    told = f"geometric mean of the ratios {mean:.2f}; slower: {slower}."
     lines += ["", f"{sum(map(equal, found.values()))} of {len(found)} equal; {told}"]
     return "\n".join(lines)
 

@@ -3,23 +3,25 @@
 import argparse
 import contextlib
 import errno
+import io
 import logging
 import os
 import pathlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from jaxtrain import redaction, strict_json
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, file_sentence
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 from jaxtrain.runtime.terminal import is_terminal, take_any_text
 
 FAILED = 1
 MISTAKES = {  # errors of a path the user gave; any other is a fault of the disk or the machine
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.ENOTEMPTY, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS,
 }  # fmt: skip
 BARS = ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS")  # they switch progress bars off
 EXTRAS = {  # module -> the extra that installs it
@@ -85,14 +87,9 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
         sys.stderr.close()
         return FAILED
     except OSError as error:
-        if error.errno is None or os.environ.get("JAXTRAIN_TRACEBACK"):
+        print(f"error: {redaction.mask(_sentence(error))}", file=sys.stderr)
+        if os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        gone = error.errno == errno.ENOENT and not place and not _in_a_folder()
-        print(
-            f"error: {place}{'the working directory is gone; cd to another' if gone else error.strerror}",
-            file=sys.stderr,
-        )
         return UserError.exit_code if error.errno in MISTAKES else FAILED
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
@@ -112,6 +109,23 @@ def _distrusting(arguments: argparse.Namespace) -> contextlib.AbstractContextMan
     from jaxtrain import trust  # imports pydantic, which is slow: not before `start` handles signals
 
     return trust.restricted()
+
+
+def _sentence(error: OSError) -> str:
+    """Return an error of the file system as one sentence. One that names no file gets the innermost file or path that
+    the failing code had in hand."""
+    if error.errno == errno.ENOENT and not error.filename and not _in_a_folder():
+        return "the working directory is gone; cd to another"
+    if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # tempfile's, of all it has tried
+        return f"{error.strerror}; make room in one of them, or name another folder in TMPDIR"
+    if error.filename is None:
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            held = [value for value in frame.f_locals.values() if isinstance(value, pathlib.Path | io.IOBase)]
+            names = [getattr(value, "name", None) if isinstance(value, io.IOBase) else str(value) for value in held]
+            if named := [name for name in names if isinstance(name, str)]:
+                error.filename = named[-1]
+                break
+    return file_sentence(error)
 
 
 def _in_a_folder() -> bool:

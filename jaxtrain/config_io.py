@@ -23,6 +23,7 @@ from jaxtrain.config import FLAT_NAMES, Section, TrainingConfig
 from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task
+from torch_bridge.atomic_file import write_text
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
@@ -234,7 +235,7 @@ def plain(config: TrainingConfig) -> dict[str, Any]:
 
 
 def save(config: TrainingConfig, path: pathlib.Path) -> None:
-    path.write_text(dump(config), encoding="utf-8")
+    write_text(path, dump(config))
 
 
 def differences(old: Section, new: Section) -> list[str]:

@@ -1,5 +1,37 @@
 """Exceptions whose message is all that the user needs, and helpers that shorten other libraries' messages."""
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+_TO_DO = {
+    errno.ENOSPC: "make room there, or write to another disk",
+    errno.EDQUOT: "your quota there is used up: delete something, or write to another disk",
+    errno.EFBIG: "the file system or `ulimit -f` allows no larger file: write to another disk",
+    errno.EROFS: "it can only be read: choose a place on another disk",
+    errno.EACCES: "give yourself the right to it (ls -ld shows whose it is), or choose another place",
+    errno.EPERM: "give yourself the right to it (ls -ld shows whose it is), or choose another place",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file: check it",
+    errno.EISDIR: "give the path of a file",
+    errno.EEXIST: "remove it, or choose another place",
+    errno.ENOTEMPTY: "remove what is in it, or choose another place",
+    errno.ELOOP: "its links lead in a circle: give the path of the file itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n 65536) and start again",
+    errno.ENFILE: "the machine has too many files open: close some, and start again",
+    errno.ENOMEM: "the machine is out of memory: end other programs, or take a smaller batch",
+    errno.ENOLCK: "files cannot be locked there, as on some network file systems: choose a folder on a local disk",
+    errno.EOPNOTSUPP: "its file system cannot do that: choose a folder on a local disk",
+    errno.ENOSYS: "its file system cannot do that: choose a folder on a local disk",
+    errno.EIO: "the disk or the network failed: look at the machine's log (dmesg), and start again",
+    errno.ESTALE: "the network file system has lost it: mount it again, and start again",
+    errno.ETIMEDOUT: "the network file system does not answer: look at its server, and start again",
+    errno.EBUSY: "another program uses it: end that, or choose another place",
+    errno.ETXTBSY: "another program runs it: end that, or choose another place",
+}
+
 
 class UserError(ValueError):
     """A mistake in a config, a file or a command line.
@@ -34,3 +66,29 @@ def shortened(text: object, most: int = 120) -> str:
     """Return the text, or its first `most` characters and its full length if it is longer."""
     text = str(text)
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
+    """Return an error of the file system as one sentence: which path, what the system said, and what to do. path: named
+    in place of the error's own."""
+    named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    named = named if path is None else [os.fspath(path)]
+    said = error.strerror or one_line(error)
+    number = errno.ENOSPC if error.errno is None and "requested and" in said else error.errno  # numpy's, of a full disk
+    to_do = _TO_DO.get(number)
+    full = number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if full and named and named[0].startswith(os.path.join(os.environ.get("TMPDIR") or "/tmp", "")):
+        to_do = "make room there, or name another folder for temporary files in TMPDIR"
+    return ": ".join([*([" -> ".join(named)] if named else []), f"{said}; {to_do}" if to_do else said])
+
+
+@contextlib.contextmanager
+def at(path: str | os.PathLike) -> Iterator[None]:
+    """Inside the context, an OSError that names no file gets this path: the system names none when it writes, locks or
+    maps an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise

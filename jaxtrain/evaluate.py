@@ -5,6 +5,7 @@ import pathlib
 
 from jaxtrain import commands, strict_json
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.json:
         print(strict_json.dumps(result, indent=1))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(strict_json.dumps(result, indent=1))
+        write_text(arguments.output, strict_json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pathlib
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.json:
         print("\n---\n".join(texts))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text("".join(json.dumps(line) + "\n" for line in written))
+        write_text(arguments.output, "".join(json.dumps(line) + "\n" for line in written))
 
 
 def _prompts(arguments: argparse.Namespace) -> list[str]:

@@ -7,6 +7,7 @@ import pathlib
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = pathlib.Path(arguments.output) if arguments.output else trainer.folder
     found = range_test(trainer.program, arguments.min_lr, arguments.max_lr, arguments.steps, not arguments.no_clip)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "lr_find.json").write_text(json.dumps(found.document(), indent=1))
+    write_text(folder / "lr_find.json", json.dumps(found.document(), indent=1))
     written = [folder / "lr_find.json"]
     if not arguments.no_plot:
         written.append(folder / "lr_find.png")

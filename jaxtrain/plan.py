@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import pathlib
 from typing import Any
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError
+from torch_bridge.atomic_file import write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(describe(plan))
         if arguments.json:
-            pathlib.Path(arguments.json).write_text(json.dumps(plan, indent=1))
+            write_text(arguments.json, json.dumps(plan, indent=1))
     return 0 if plan["fits"] else commands.FAILED
 
 

@@ -59,16 +59,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"a search needs {' and '.join(missing)}: pip install 'jaxtrain[tune]'")
     commands.quiet_jax()
     from jaxtrain import config_io
-    from jaxtrain.tuning import results, space
-    from jaxtrain.tuning.study import Study
+    from jaxtrain.tuning import space
+    from jaxtrain.tuning.study import database_faults
 
     source = pathlib.Path(arguments.config)
     values, varied = config_io.merged(source, arguments.overrides), space.load(arguments.space)
     space.check(varied, values, source)
     config = config_io.check(values, source)[1]
     folder = pathlib.Path(arguments.output or pathlib.Path("runs") / "tune" / pathlib.Path(arguments.space).stem)
-    mode = config.evaluation.mode
-    study = Study(folder, varied, mode, arguments.storage, arguments.worker or 0)
+    with database_faults(folder, arguments.storage):
+        return search(arguments, folder, source, values, config, varied)
+
+
+def search(arguments: argparse.Namespace, folder: pathlib.Path, source: pathlib.Path, values, config, varied) -> int:
+    """Begin the study, or go on with it; return the exit code. varied: the search space."""
+    from jaxtrain import config_io
+    from jaxtrain.tuning import results
+    from jaxtrain.tuning.study import Study
+
+    study = Study(folder, varied, config.evaluation.mode, arguments.storage, arguments.worker or 0)
     fixed = config_io.flatten(config.model_dump(mode="json"))
     study.check_settings({key: value for key, value in fixed.items() if key not in varied.settings})
     wanted = arguments.trials or varied.study.trials

@@ -29,11 +29,11 @@ class CallProgram:
         self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, Any]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """Run the graph. own: the module's tensors and Python's numbers, for outputs that are one of them unchanged."""
-        before = torch.get_rng_state() if self._draws is None else None
+        before = torch.get_rng_state()
         seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
         tensors, changed = self.run(state, leaves, seed)
-        if before is not None and not self._draws:
-            torch.set_rng_state(before)  # no random numbers drawn: undo the draw of the seed
+        if not self._draws:  # nothing random in it: undo the draw of the seed
+            torch.set_rng_state(before)
         if trained not in self._carrying:
             self._carrying[trained] = self.graph.carries_gradient(set(trained))
         feed = iter(tensors)

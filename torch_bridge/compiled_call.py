@@ -69,10 +69,12 @@ class CompiledCall:
 
     def __call__(self, batch: Any) -> Any:
         """Run the compiled function. Raises UserError listing what cannot be recorded, with line numbers."""
+        before = torch.get_rng_state()
         try:
             outputs = self._run(batch)
-        except CannotRecord as error:
-            if self._items.give_up(error):
+        except Exception as error:
+            torch.set_rng_state(before)  # torch may run the call instead, and draws what it draws
+            if isinstance(error, CannotRecord) and self._items.give_up(error):
                 return self(batch)
             raise
         self._items.recorded()

@@ -36,6 +36,12 @@ class LazyArray:
         return LazyArray(self.shape, np.dtype(dtype), lambda: self.read().astype(dtype, copy=False), self.fresh)
 
 
+def as_bytes(leaf: Any) -> memoryview:
+    """Return the numbers of an array or LazyArray, of any dtype, as a file's `write` takes them. `tofile` does not tell
+    why it fails."""
+    return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data
+
+
 ALIGNMENT = 64  # bytes; XLA on a CPU uses an array aligned like this in place and copies others
 
 

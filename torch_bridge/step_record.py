@@ -34,6 +34,7 @@ from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.modes import watching
 from torch_bridge.optimizers import check_scheduler  # noqa: F401
+from torch_bridge.random_state import undrawn
 from torch_bridge.record_constants import Constants
 from torch_bridge.refusals import Refusals  # noqa: F401
 from torch_bridge.replicas import Forwards, Replicas
@@ -71,13 +72,10 @@ class Inside:
 
 @contextlib.contextmanager
 def _plain_mode() -> Iterator[None]:
-    """Leave inference mode inside the context, for recording; restore torch's random state at the end."""
-    graded, before = torch.is_grad_enabled(), torch.get_rng_state()
-    try:
-        with torch.inference_mode(False), torch.set_grad_enabled(graded):
-            yield
-    finally:
-        torch.set_rng_state(before)
+    """Leave inference mode inside the context, for recording; leave the random generators as they are."""
+    graded = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(graded), undrawn():
+        yield
 
 
 RECORDING = Inside()  # code runs in order to be recorded, or compared with a record

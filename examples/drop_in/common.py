@@ -1,17 +1,19 @@
 """What the examples share: their command line, and the loss curve, metrics and files that a run leaves as JSON.
 
 --engine E          which Trainer or Accelerator: the library's own, or jaxtrain's
---output FILE       write {"engine", "loss", "seconds", "processor", "metrics", "files"}
+--output FILE       write {"engine", "loss", "seconds", "processor", "random", "metrics", "files"}
 --output_dir DIR    where the run's own files go (default: runs/drop_in/<script>_<engine>)
 --max_steps N       optimizer steps (default: 60)
 --device D          where torch's model lies: cpu or cuda (default: cpu)
 """
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import logging
 import pathlib
+import random
 import sys
 import time
 import warnings
@@ -44,16 +46,27 @@ def parse_args(library: str, **more: tuple) -> argparse.Namespace:
     return args
 
 
+def random_state() -> str:
+    """Return a digest of torch's, numpy's and Python's global generators."""
+    import numpy as np
+    import torch
+
+    kind, words, *rest = np.random.get_state()
+    states = torch.get_rng_state().tolist(), words.tolist(), rest, random.getstate()
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+
 class Curve:
-    """The loss of every step and when it was known."""
+    """The loss of every step, when it was known, and the random generators' states then."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.loss, self.seconds, self.processor = args, [], [], []
+        self.args, self.loss, self.seconds, self.processor, self.random = args, [], [], [], []
 
     def add(self, loss) -> None:
         self.loss.append(float(loss))
         self.seconds.append(time.perf_counter() - STARTED)
         self.processor.append(time.process_time() - STARTED_PROCESSOR)
+        self.random.append(random_state())
 
     def finish(self, **metrics) -> None:
         """Print the curve, and write it with the run's metrics and files to --output."""
@@ -66,6 +79,7 @@ class Curve:
             "whole_s": time.perf_counter() - STARTED,
             "processor": self.processor,  # seconds of all cores together, which other processes do not lengthen
             "whole_processor_s": time.process_time() - STARTED_PROCESSOR,
+            "random": [*self.random, random_state()],
             "metrics": {name: float(value) for name, value in metrics.items()},
             "files": files,
         }

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.errors import DataError
+
 ALIGNMENT = 64  # bytes; JAX uses arrays with this alignment without a copy
 SMALLEST = 1 << 20  # bytes of the smallest segment
 FUNCTIONS = (type, types.FunctionType)
@@ -163,12 +165,19 @@ class Frozen:
     def __init__(self, value: Any, table: dict | None = None):
         self.head, buffers, self.of_main = _pack(value, table)
         self.spans, size = layout(b"", buffers)
-        self._file = tempfile.TemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
-        self._file.truncate(max(size, 1))
-        for (start, _), buffer in zip(self.spans[1:], buffers, strict=True):
-            self._file.seek(start)
-            self._file.write(buffer)
-        self._file.flush()
+        try:
+            self._file = tempfile.TemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`
+            self._file.truncate(max(size, 1))
+            for (start, _), buffer in zip(self.spans[1:], buffers, strict=True):
+                self._file.seek(start)
+                self._file.write(buffer)
+            self._file.flush()
+        except OSError as error:
+            raise DataError(
+                f"data.num_workers: the dataset's {size >> 20:,} MiB, from which the workers read, do not go into a "
+                f"temporary file in {os.environ.get('TMPDIR') or '/tmp'}: {error.strerror}. Make room, name another "
+                "folder in TMPDIR, or set data.num_workers=0"
+            ) from None
 
     def ticket(self) -> "Ticket":
         return Ticket(self.head, self.spans, self._file.fileno())

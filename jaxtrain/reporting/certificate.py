@@ -8,6 +8,7 @@ from typing import Any
 from jaxtrain import strict_json
 from jaxtrain.reporting.charts import line_chart
 from jaxtrain.reporting.frame import document, section, shown, table
+from torch_bridge.atomic_file import write_text
 
 MEANING = (
     "Every figure is a relative difference: the L2 norm of jaxtrain's numbers less torch's, divided by the norm of "
@@ -22,7 +23,7 @@ def write(found: Mapping[str, Any], folder: str | pathlib.Path) -> list[pathlib.
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"certificate.html": page(found), "certificate.json": strict_json.dumps(found, indent=1) + "\n"}
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return [folder / name for name in texts]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from jaxtrain.reporting.charts import line_chart
 from jaxtrain.reporting.frame import document, section, shown, table
 from jaxtrain.reporting.records import Record
+from torch_bridge.atomic_file import write_text
 
 SECTIONS = {  # heading -> first parts of metric names
     "Learning": (),
@@ -23,8 +24,7 @@ DEEPEST = 3  # levels of an evaluation's JSON that are shown in a table
 
 
 def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records), encoding="utf-8")
+    write_text(path, page(records))
     return path
 
 

@@ -80,7 +80,7 @@ class Kernel:
     @property
     def total(self) -> float:
         """Seconds per call of the program, gaps included."""
-        return self.count * (self.seconds + self.launches * self.gap)
+        return self.count * self.launches * (self.seconds + self.gap)
 
 
 @dataclasses.dataclass(frozen=True)

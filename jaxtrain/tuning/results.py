@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from jaxtrain import config_io, strict_json
 from jaxtrain.tuning.space import apply
 from jaxtrain.tuning.study import Study
+from torch_bridge.atomic_file import write_text
 
 PLOTS = (
     "optimization_history",
@@ -45,7 +46,7 @@ def _study(study: Study) -> pathlib.Path:
 def _history(study: Study) -> pathlib.Path:
     rows = [_row(study, trial) for trial in study.optuna.get_trials(deepcopy=False)]
     path = study.folder / "trials_history.json"
-    path.write_text(strict_json.dumps(rows, indent=1))
+    write_text(path, strict_json.dumps(rows, indent=1))
     return path
 
 
@@ -70,7 +71,7 @@ def _best_config(study: Study, best: FrozenTrial, values: Mapping[str, Any], sou
     named = apply(values, {**best.params, "run.name": f"{study.folder.name}_best", "run.dir": None})
     path = study.folder / "best_config.yaml"
     head = f"# Trial {best.number} of {study.folder}: {best.value:.6g}\n#   python -m jaxtrain.run --config {path}\n"
-    path.write_text(head + config_io.dump(config_io.check(named, source)[1]), encoding="utf-8")
+    write_text(path, head + config_io.dump(config_io.check(named, source)[1]))
     return path
 
 

@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from jaxtrain.errors import UserError, one_line, shortened
+from jaxtrain.errors import UserError, at, one_line, shortened
 from jaxtrain.train.resume.fingerprint import FREE
 from jaxtrain.train.tracking import local_database
 from jaxtrain.tuning.space import Space
@@ -29,6 +29,12 @@ SCORING = {  # a resumed run may change these, a study may not
     "evaluation.every_epochs", "evaluation.every_steps", "evaluation.patience", "evaluation.min_delta",
 }  # fmt: skip
 ASKING_S = 10.0  # a trial without a worker for longer: its worker died while it took the trial
+
+
+class StudyError(UserError):
+    """The study's database failed."""
+
+    exit_code = 1
 
 
 class Study:
@@ -44,18 +50,22 @@ class Study:
         self._workers = folder / "workers"
         self._workers.mkdir(parents=True, exist_ok=True)
         self.me = uuid.uuid4().hex
-        self._alive = (self._workers / self.me).open("w")
-        fcntl.flock(self._alive, fcntl.LOCK_EX)
-        self._alive.write(f"{os.getpid()} on {socket.gethostname()}\n")
-        self._alive.flush()
+        path = self._workers / self.me
+        with at(path):
+            self._alive = path.open("w")
+            fcntl.flock(self._alive, fcntl.LOCK_EX)
+            self._alive.write(f"{os.getpid()} on {socket.gethostname()}\n")
+            self._alive.flush()
         with self.lock():
             self.optuna = _open(folder, space, mode, storage, worker)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Return a context that only one worker can be in at a time."""
-        with (self.folder / "study.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path = self.folder / "study.lock"
+        with path.open("w") as file:
+            with at(path):
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def check_settings(self, fixed: Mapping[str, Any]) -> None:
@@ -137,12 +147,26 @@ class Study:
         path = self._workers / worker
         if worker == self.me or not path.is_file():
             return False
-        with path.open() as file:
+        with path.open() as file, at(path):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
         return True
+
+
+@contextlib.contextmanager
+def database_faults(folder: pathlib.Path, storage: str | None) -> Iterator[None]:
+    """Inside the context, an error of the study's database is raised as a StudyError, in one sentence."""
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        place = f"--storage {storage}" if storage else str(folder / "study.db")
+        said = one_line(getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error)
+        raise StudyError(
+            f"{place}: the database failed: {said}. What it holds stays: make room, look after its rights or its "
+            "server, and start the same command again to go on"
+        ) from None
 
 
 def _decides(key: str) -> bool:

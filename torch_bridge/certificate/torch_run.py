@@ -15,6 +15,7 @@ from torch_bridge import files
 from torch_bridge.certificate.sides import loss_in_torch, modules_of, tensors_of
 from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering.python.state import Watch
+from torch_bridge.random_state import undrawn
 from torch_bridge.training.torch_task import TorchTask
 
 
@@ -39,8 +40,8 @@ class TorchRun:
 
 @contextlib.contextmanager
 def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator[None]:
-    """Work on copies of the module's tensors; restore weights, modes, gradients, optimizer and attributes at the
-    end."""
+    """Work on copies of the module's tensors; restore weights, modes, gradients, optimizer, attributes and the global
+    random generators at the end."""
     modules = list(modules_of(definition).values())
     watches = [Watch(module) for module in modules]
     modes = [(inner, inner.training) for module in modules for inner in module.modules()]
@@ -53,7 +54,8 @@ def borrowed(definition: TorchTask, parts: TorchParts | None = None) -> Iterator
     try:
         for tensor in tensors:
             tensor.data, tensor.grad = tensor.data.clone(), None
-        yield
+        with undrawn():
+            yield
     finally:
         for watch in watches:
             watch.restore()

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, file_sentence
 from torch_bridge.atomic_file import replacing
 from torch_bridge.files import safetensors
 from torch_bridge.lazy_array import LazyArray, as_leaf, is_leaf, map_leaves
@@ -81,7 +81,7 @@ def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> None:
         with replacing(path) as aside:
             write(aside)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from None
+        raise UserError(f"cannot write {file_sentence(error, path)}") from None
 
 
 def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:

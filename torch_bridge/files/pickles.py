@@ -1,7 +1,10 @@
 """Read and write torch's own files (.pt, .pth, .bin) one tensor at a time; reading never runs code from them."""
 
+import errno
+import os
 import pathlib
 import pickle
+import shutil
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -12,7 +15,7 @@ import torch
 from torch.serialization import safe_globals, skip_data
 
 from jaxtrain.errors import UserError
-from torch_bridge.lazy_array import LazyArray, as_leaf, is_leaf, map_leaves, read_file
+from torch_bridge.lazy_array import LazyArray, as_bytes, as_leaf, is_leaf, map_leaves, read_file
 from torch_bridge.state_dict import versions, with_versions
 
 # Numbers of numpy in checkpoints (a metric, a best loss) are values, not code. `scalar` moved with numpy 2.
@@ -163,15 +166,20 @@ def write_file(tree: Any, path: pathlib.Path) -> None:
     blank: dict[int, torch.Tensor] = {}  # memory that is allocated and never written
     placed = _map(tree, lambda leaf: blank.setdefault(id(leaf), _blank(leaf)) if is_leaf(leaf) else leaf)
     path.touch()  # raises the system's error; torch's would point into its C++ code
-    with skip_data():
-        torch.save(placed, path)
+    try:
+        with skip_data():
+            torch.save(placed, path)
+    except RuntimeError as error:  # torch's writer does not tell the system's error
+        full = shutil.disk_usage(path.parent).free < sum(leaf.nbytes for leaf in _leaves(tree)) + path.stat().st_size
+        number = errno.ENOSPC if full else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
     leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records in the order of first use
     with zipfile.ZipFile(path) as archive, path.open("r+b") as file:
         begins = _begins(archive, file)
         folder = archive.namelist()[0].partition("/")[0]
         for number, leaf in enumerate(leaves):
             file.seek(begins[f"{folder}/data/{number}"])
-            np.ascontiguousarray(leaf).tofile(file)
+            file.write(as_bytes(leaf))
 
 
 def _blank(leaf: Any) -> torch.Tensor:

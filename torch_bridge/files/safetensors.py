@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from torch_bridge.lazy_array import LazyArray, read_file
+from torch_bridge.lazy_array import LazyArray, as_bytes, read_file
 
 DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16,
@@ -114,4 +114,4 @@ def write_file(state: Mapping[str, Any], path: pathlib.Path) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for value in state.values():
-            np.ascontiguousarray(value).tofile(file)
+            file.write(as_bytes(value))

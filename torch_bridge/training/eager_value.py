@@ -12,6 +12,7 @@ from torch_bridge.lowering.errors import UnsupportedModel, WritesOutside
 from torch_bridge.lowering.python.effects import Traces
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.recording_lock import quiet
+from torch_bridge.random_state import undrawn
 
 
 def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch: Any) -> tuple[float, dict]:
@@ -19,7 +20,7 @@ def value_of(module: torch.nn.Module, loss: Callable[[Any], torch.Tensor], batch
     modes = [(inner, inner.training) for inner in module.modules()]
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     tensors = _tensors(batch)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with undrawn(), torch.enable_grad():
         try:
             module.eval()
             found = loss(tensors)
@@ -71,7 +72,7 @@ def unnoticed(dataset: Any, collate: Callable, look: Callable[[], Any]) -> Any:
     own = generators_in(dataset, "dataset") | generators_in(collate, "collate_fn")
     generators = Traces((), (), (), list(own.items())).of_code(())
     try:
-        with quiet(), generators, PythonInputs(read, {}).effects():
+        with undrawn(), quiet(), generators, PythonInputs(read, {}).effects():
             return look()
     except (UnsupportedModel, WritesOutside):
         return None

@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
+from torch_bridge.random_state import undrawn
 from torch_bridge.training.loss_entry import LossEntry
 
 _ADVICE = (
@@ -63,7 +64,7 @@ def _loss(task: Any, entries: dict[str, Any]) -> torch.Tensor | None:
     narrowed = lambda leaf: leaf.float() if getattr(leaf, "dtype", None) == torch.float64 else leaf
     entries = pytree.tree_map(narrowed, {key: entries[key] for key in task.entries})
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with undrawn(), torch.no_grad():
             torch.manual_seed(0)
             value = LossEntry(module.train(), criterion, task.plan)(entries)["value"]
     except Exception:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.errors import at
 from torch_bridge.atomic_file import replacing
 
 KEY_FILE = "key.json"
@@ -70,8 +71,10 @@ class Cache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / ".lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path = self.root / ".lock"
+        with open(path, "w") as file:
+            with at(path):
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 

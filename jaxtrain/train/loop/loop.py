@@ -60,6 +60,7 @@ class Loop:
         self.record = RunRecord(program, tracker, checkpoints, self.callbacks)
         self.cadence = self.record.cadence
         self.pending: list[Call] = []
+        self.drained_at = 0.0  # when the device had done all calls before the pending ones
         self.preemption = program.preemption
         self.programs: dict[tuple[int, frozenset[str]], tuple[Compiled, StackedMetrics]] = {}
         self.resting: frozenset[str] = frozenset()  # parameters that the last step did not update
@@ -127,7 +128,6 @@ class Loop:
         log_every = self.config.train.log_every_steps
         batches = self._batches()
         while True:
-            began = time.perf_counter()
             self.profile.begin(record.step, program.train_loader.stall_s, program.state)
             with self.preemption.resting(), self.watchdog.at_ease():  # data.timeout_s limits the wait for a batch
                 item = next(batches, None)
@@ -138,11 +138,10 @@ class Loop:
             self.histograms.log(first, count, batch, self.columns, self.tracker)
             metrics, names = self._call(first, count, batch)
             record.step = first + count
-            stall_s = program.train_loader.stall_s
-            self.pending.append(Call(first, count, metrics, names, began, time.perf_counter(), stall_s))
+            if self.pending and first // log_every > self.pending[-1].first // log_every:
+                self._drain()  # one call late, so that the device never waits for the host
+            self.pending.append(Call(first, count, metrics, names, program.train_loader.stall_s))
             self.watchdog.beat(record.step)
-            if record.step // log_every > first // log_every:
-                self._drain(keep=1)  # one call late, so that the device never waits for the host
             self.tracker.advance(count)
             record.evaluation_due = self.cadence.evaluation_due(record.step)
             self._step_callbacks(first, count, metrics, names)
@@ -178,15 +177,17 @@ class Loop:
         step, packed = self.programs[count, resting]
         arguments = (program.state, batch, self.hyper, self.columns)
         is_new = not step.knows(*arguments)
+        if is_new:
+            self._drain()  # so that no step runs while the clock stands still
         with clock.phase("compile") if is_new else contextlib.nullcontext():
             with self.preemption.resting():
                 step.prepare(*arguments)
             if is_new:
                 self.preemption.proceed()  # a signal may have come during the long compilation
-            program.state, metrics = step(*arguments)
-            if is_new:
-                jax.block_until_ready(metrics)
-                self._tell_compiled(step, count, batch)
+        program.state, metrics = step(*arguments)
+        if is_new:
+            jax.block_until_ready(metrics)
+            self._tell_compiled(step, count, batch)
         compiled = f"the step, for batches of {shape_of(batch)}" if is_new else ""
         stall_s = program.train_loader.stall_s
         self.profile.ran(first + count, step.program(*arguments), compiled, metrics, stall_s)
@@ -250,13 +251,16 @@ class Loop:
             self.announced = self.checkpoints.newest
             self._tell("on_checkpoint", self.announced, self.checkpoints.folder / str(self.announced))
 
-    def _drain(self, keep: int = 0) -> None:
-        """Fetch the metrics of finished calls, all but the last `keep`, and log what is due."""
-        ready = self.pending[: len(self.pending) - keep]
-        self.pending = self.pending[len(ready) :]
-        for call, metrics in zip(ready, jax.device_get([call.metrics for call in ready]), strict=True):
-            for i, row in enumerate(metrics.reshape(call.count, -1).tolist()):
-                self.record.on_step_end(call.first + i + 1, dict(zip(call.names, row, strict=True)), call)
+    def _drain(self) -> None:
+        """Wait for the pending calls, fetch their metrics, and log what is due."""
+        ready, self.pending = self.pending, []
+        fetched = jax.device_get([call.metrics for call in ready])
+        began, self.drained_at = max(self.drained_at, self.record.clock.resumed), time.perf_counter()
+        step_s = (self.drained_at - began) / max(1, sum(call.count for call in ready))
+        for call, metrics in zip(ready, fetched, strict=True):
+            for i, row in enumerate(metrics.reshape(call.count, -1).tolist(), start=call.first + 1):
+                ended = began + (i - ready[0].first) * step_s
+                self.record.on_step_end(i, dict(zip(call.names, row, strict=True)), ended, call.stall_s)
 
     def _evaluate(self, step: int) -> None:
         self._drain()

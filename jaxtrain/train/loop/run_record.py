@@ -26,19 +26,13 @@ MOST_OVERFLOWS = 40  # float16: most in a row; after these even the smallest use
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of the compiled step: its steps, their metrics on the device, its time on the host."""
+    """One call of the compiled step: its steps, and their metrics on the device."""
 
     first: int
     count: int
-    metrics: jax.Array | None  # float32 [name], or [step, name] of several
+    metrics: jax.Array  # float32 [name], or [step, name] of several
     names: tuple[str, ...]
-    began: float
-    ended: float
     stall_s: float  # total waiting time for data up to here
-
-    def time_of(self, step: int) -> float:
-        """Return the approximate time at which `step` (1-based) was done."""
-        return self.began + (self.ended - self.began) * (step - self.first) / self.count
 
 
 class NotFiniteError(UserError):
@@ -84,8 +78,9 @@ class RunRecord:
 
     # --- metrics ------------------------------------------------------------------------------------------------
 
-    def on_step_end(self, step: int, values: dict[str, float], call: Call) -> None:
-        """Record one finished step's metrics, in order. Raises NotFiniteError according to `train.nan_policy`."""
+    def on_step_end(self, step: int, values: dict[str, float], ended: float, stall_s: float) -> None:
+        """Record one finished step's metrics, in order. ended: time at which it was done. stall_s: seconds waited for
+        data up to its call. Raises NotFiniteError according to `train.nan_policy`."""
         values.pop("weight")
         self.clock.add_tokens(values.pop("tokens"))
         if values.pop("skipped"):
@@ -101,7 +96,7 @@ class RunRecord:
             means = {name: mean(name) for name in values} | latest
             if self.skipped:
                 means["skipped_steps"] = self.skipped
-            means |= self.clock.lap(step, call.time_of(step), call.stall_s) | self.system.read()
+            means |= self.clock.lap(step, ended, stall_s) | self.system.read()
             self.tracker.point(step, step / self.program.steps_per_epoch, "train", means)
             self.tracker.advance(0, {"loss": means["loss"], "samples/s": means["samples_per_s"]})
             self.window = []

@@ -1,5 +1,6 @@
 """Train many runs at once: their states are stacked, and the compiled step is vmapped over them."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -20,7 +21,7 @@ from jaxtrain.train import run_dir
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation.compiled import Compiled
 from jaxtrain.train.loop.callbacks import Callbacks
-from jaxtrain.train.loop.run_record import Call, NotFiniteError, RunRecord
+from jaxtrain.train.loop.run_record import NotFiniteError, RunRecord
 from jaxtrain.train.program import UNKNOWN_STEPS, Program
 from jaxtrain.train.step import evaluation
 from jaxtrain.train.step.train_step import StackedMetrics, repeat
@@ -117,9 +118,13 @@ class Population:
         began = time.perf_counter()
         for first, count, batch in self._batches(calls):
             program, packed = self._program(count)
+            with self._phase("compile"):
+                program.prepare(state, batch, hyper, columns)
             state, metrics = program(state, batch, hyper, columns)
-            ended = time.perf_counter()
-            self._take(Call(first, count, None, packed.names, began, ended, self.first.train_loader.stall_s), metrics)
+            rows = np.asarray(metrics)
+            step_s, stall_s = (time.perf_counter() - began) / count, self.first.train_loader.stall_s
+            for i, of_step in enumerate(rows.reshape(count, len(self.members), -1).tolist(), start=1):
+                self._take(first + i, packed.names, of_step, began + i * step_s, stall_s)
             step = first + count
             evaluated = cadence.evaluation_due(step)
             if evaluated:
@@ -156,21 +161,28 @@ class Population:
 
         return self.first.cached(("population", len(self.members), self.same_order, count), make)
 
-    def _take(self, call: Call, metrics: jax.Array) -> None:
-        """Record a call's metrics, [member, name], or [step, member, name] of several steps, with every member."""
-        rows = np.asarray(metrics).reshape(call.count, len(self.members), -1)
-        for k, member in enumerate(self.members):
-            for i in range(call.count):
-                if member.ended:
-                    break
-                values = dict(zip(call.names, rows[i, k].tolist(), strict=True))
-                try:
-                    member.record.on_step_end(call.first + i + 1, values, call)
-                except NotFiniteError as error:
-                    member.error, member.ended = error, True
+    def _take(self, step: int, names: Sequence[str], rows: list[list[float]], ended: float, stall_s: float) -> None:
+        """Record a step's metrics, [member][name], with every member."""
+        for member, row in zip(self.members, rows, strict=True):
+            if member.ended:
+                continue
+            try:
+                member.record.on_step_end(step, dict(zip(names, row, strict=True)), ended, stall_s)
+            except NotFiniteError as error:
+                member.error, member.ended = error, True
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Inside the context, no member's clock counts the time as training."""
+        with contextlib.ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(member.record.clock.phase(name))
+            yield
 
     def _evaluate(self, step: int, state: Any) -> None:
-        for k, metrics in enumerate(self._metrics(state)):
+        with self._phase("evaluation"):
+            found = self._metrics(state)
+        for k, metrics in enumerate(found):
             if not self.members[k].ended:
                 self.members[k].evaluated(step, metrics, lambda k=k: self._part(k, state))
 

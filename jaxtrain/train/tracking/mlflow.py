@@ -16,6 +16,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from jaxtrain.train.tracking import local_database
+from torch_bridge.atomic_file import write_text
 
 PARAM_LENGTH = 500  # longest value that every MLflow store accepts, in characters
 NAME_LENGTH = 250
@@ -47,7 +48,7 @@ class MLflow:
             self._client.set_terminated(self._run, status="RUNNING")
             return
         self._run = self._client.create_run(experiment, run_name=self.name, tags=self.tags).info.run_id
-        remembered.write_text(self._run)
+        write_text(remembered, self._run)
         params = [Param(key, str(value)[:PARAM_LENGTH]) for key, value in _leaves(config)]
         for first in range(0, len(params), BATCH):
             self._client.log_batch(self._run, params=params[first : first + BATCH])

@@ -90,17 +90,6 @@ class Traces:
 
 
 @contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Restore the random generators of Python and numpy after code was recorded, or refused."""
-    before = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
-@contextlib.contextmanager
 def only_reading() -> Iterator[None]:
     """While active, raise WritesOutside if user code in this thread opens a file for writing."""
     thread, plain = threading.get_ident(), builtins.open

@@ -41,7 +41,7 @@ from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
 from torch_bridge.lowering.python import assigned_buffers
 from torch_bridge.lowering.python import state as python_state
-from torch_bridge.lowering.python.effects import Changes, generators_kept, only_reading
+from torch_bridge.lowering.python.effects import Changes, only_reading
 from torch_bridge.lowering.recording import gradients, hooks, module_hooks
 from torch_bridge.lowering.recording.elsewhere import WRITES as WRITES_ELSEWHERE
 from torch_bridge.lowering.recording.elsewhere import Untouched
@@ -51,6 +51,7 @@ from torch_bridge.lowering.recording.ready import device_of, mocked, unready
 from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
+from torch_bridge.random_state import undrawn
 
 log = logging.getLogger(__name__)
 _TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
@@ -104,7 +105,7 @@ def export(
 
     Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
-    with RECORDING_LOCK, assigned_buffers.kept(module), generators_kept(), as_parameters(module):
+    with RECORDING_LOCK, assigned_buffers.kept(module), undrawn(), as_parameters(module):
         return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
 
 

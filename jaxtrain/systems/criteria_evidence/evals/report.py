@@ -13,6 +13,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import data, metrics
 from jaxtrain.systems.criteria_evidence.decoding import span_text
 from jaxtrain.systems.criteria_evidence.losses import outputs
+from torch_bridge.atomic_file import write_text
 
 
 def write(architecture: str, model, source, config, folder) -> list[pathlib.Path]:
@@ -27,7 +28,7 @@ def write(architecture: str, model, source, config, folder) -> list[pathlib.Path
     found = predict(model, corpus, rows, config)
     report = scores_of(architecture, found, corpus, rows, config)
     path = folder / "evaluation_results.json"
-    path.write_text(json.dumps(finite(report), indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(finite(report), indent=1) + "\n")
     if "labels" not in found:
         return [path]
     return [path, *pictures(found["labels"], found["probabilities"], folder)]

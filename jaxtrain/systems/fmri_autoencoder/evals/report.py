@@ -11,6 +11,7 @@ from jaxtrain.systems.fmri_autoencoder.evals.lesions import Lesion, effects, sim
 from jaxtrain.systems.fmri_autoencoder.extras import require
 from jaxtrain.systems.fmri_autoencoder.metrics import voxel_correlation, voxel_sums
 from jaxtrain.systems.fmri_autoencoder.volumes import to_volume
+from torch_bridge.atomic_file import write_text
 
 BATCH, FRAMES, SLICES = 16, 8, 6
 
@@ -56,7 +57,7 @@ def report_lesion(model, source, config, folder) -> list[pathlib.Path]:
     }
     path = folder / "lesion.json"
     told = {"at": lesion.at, "places": len(lesion.places), "factor": lesion.factor, "volumes": len(batch["fmri"])}
-    path.write_text(json.dumps({"lesion": told, "root mean square change": moved}, indent=1))
+    write_text(path, json.dumps({"lesion": told, "root mean square change": moved}, indent=1))
     film, whole = _frames(batch["video"], intact["video"], config)
     rows = {"film": film, "intact": whole, "lesioned": _frames(batch["video"], changed["video"], config)[1]}
     files = [path, _draw_strip(folder / "lesion_frames.png", rows)]
@@ -127,7 +128,7 @@ def _write_summary(path, maps, mean) -> pathlib.Path:
     }
     found = {f"subject {subject}": describe(values) for subject, values in maps.items()}
     found |= {"mean over subjects": describe(mean), "mean predictor": {"mean": 0.0}}
-    path.write_text(json.dumps(found, indent=1))
+    write_text(path, json.dumps(found, indent=1))
     return path
 
 

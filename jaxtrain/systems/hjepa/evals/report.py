@@ -15,6 +15,7 @@ from jaxtrain.systems.hjepa.evals.extraction import columns, embedder, initial, 
 from jaxtrain.systems.hjepa.evals.fine_tune import fine_tune
 from jaxtrain.systems.hjepa.evals.knn import KNN, few_shot
 from jaxtrain.systems.hjepa.evals.linear_probe import LinearProbe, k_fold
+from torch_bridge.atomic_file import write_text
 
 GALLERY = 1000  # images searched for the sheet of neighbours
 
@@ -53,7 +54,7 @@ def report(model, source, config, folder) -> list[pathlib.Path]:
         "probe": config.probe.model_dump(),
     }
     path = folder / "evaluation_results.json"
-    path.write_text(json.dumps(results, indent=1))
+    write_text(path, json.dumps(results, indent=1))
     _say(results)
     return [path, *_sheets(model, splits[1], config, folder)]
 

@@ -11,6 +11,7 @@ from jaxtrain.systems.memory_lm import losses
 from jaxtrain.systems.memory_lm.banks import deployed
 from jaxtrain.systems.memory_lm.data import tokenizer_of
 from jaxtrain.systems.memory_lm.evals import multiple_choice
+from torch_bridge.atomic_file import write_text
 
 ROWS = 64  # number of rows of the split that the chapter report uses
 
@@ -50,5 +51,5 @@ def chapters(model: nnx.Module, source, config) -> dict[str, list[float]]:
 
 
 def _write(path: pathlib.Path, value) -> pathlib.Path:
-    path.write_text(json.dumps(value, indent=1))
+    write_text(path, json.dumps(value, indent=1))
     return path

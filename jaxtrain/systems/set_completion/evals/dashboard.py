@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Sequence
 
 from jaxtrain.systems.set_completion.evals.feature_report import Feature, FeatureReport
+from torch_bridge.atomic_file import write_text
 
 # The content security policy forbids all requests, so the browser enforces that the page is self-contained.
 _HEAD = """<!DOCTYPE html>
@@ -40,7 +41,7 @@ def write_dashboard(report: FeatureReport, path: pathlib.Path, title: str) -> pa
     parts += ["<h2>How often features are on</h2>", _density_histogram(report.features)]
     parts += [f"<h2>{len(report.features)} features, most frequent first</h2>"]
     parts += [_feature(feature) for feature in report.features]
-    path.write_text("\n".join([*parts, "</body>", "</html>", ""]), encoding="utf-8")
+    write_text(path, "\n".join([*parts, "</body>", "</html>", ""]))
     return path
 
 

@@ -12,6 +12,7 @@ from jaxtrain.systems.set_completion.data import corpus_of, vocabulary_of
 from jaxtrain.systems.set_completion.evals.dashboard import write_dashboard
 from jaxtrain.systems.set_completion.evals.feature_report import measure
 from jaxtrain.systems.set_completion.losses import run_model
+from torch_bridge.atomic_file import write_text
 
 
 def completion_report(model, source, config, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -55,5 +56,5 @@ def feature_report(model, source, config, folder: pathlib.Path) -> list[pathlib.
 
 def _write(path: pathlib.Path, value) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=1))
+    write_text(path, json.dumps(value, indent=1))
     return path

@@ -248,6 +248,7 @@ class CheckpointConfig(Section):
     mirror: str | None = None  # a second copy of every checkpoint: a folder on another disk, or s3://, gs://, ...
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
+    export: bool = True  # write the best weights to exports/best.pt at the end of a run
     torch: Literal["original"] | None = None  # original: also write the torch project's own checkpoint files
 
 

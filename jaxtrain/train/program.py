@@ -110,6 +110,11 @@ class Program:
         return self.data.source("validation") is not None
 
     @property
+    def has_own_schedule(self) -> bool:
+        """Return True if the schedule is the user's object or, in a run made in Python, the task's."""
+        return self.given_schedule is not None or (self.config.task is None and self.task.schedule is not None)
+
+    @property
     def resolved(self) -> TrainingConfig:
         """Return the config with train.steps filled in: a task's schedule needs the length of the run."""
         train = self.config.train.model_copy(update={"steps": self.total_steps})

@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--config: wanted checkpoint=FILE, the weights to evaluate")
         init_from.apply(trainer.program, which, weights_only=True)
     elif run_dir.made_in_python(arguments.run):
-        return _recorded(arguments, which, split)
+        _report(arguments, _recorded(arguments, which, split))
+        return
     else:
         folder = pathlib.Path(arguments.run)
         _, _, checkpoints = run_dir.open_run(folder)
@@ -69,8 +70,8 @@ def run(arguments: argparse.Namespace) -> None:
     _report(arguments, result)
 
 
-def _recorded(arguments: argparse.Namespace, which: str, split: str) -> None:
-    """Report the metrics that a run made in Python recorded with a checkpoint; no command can compute others."""
+def _recorded(arguments: argparse.Namespace, which: str, split: str) -> dict[str, Any]:
+    """Return the metrics that a run made in Python recorded with a checkpoint; no command can compute others."""
     from jaxtrain.train import run_dir
     from jaxtrain.train.checkpoint import best
 
@@ -79,9 +80,7 @@ def _recorded(arguments: argparse.Namespace, which: str, split: str) -> None:
     if split != "validation" or not saved.metrics or arguments.overrides:
         run_dir.open_run(arguments.run)  # raises: it says what the script can do
     result = {"run": str(arguments.run), "checkpoint": saved.step, "split": split, "metrics": saved.metrics}
-    _report(
-        arguments, result | {"note": "recorded when the run evaluated this checkpoint; its model was made in Python"}
-    )
+    return result | {"note": "recorded when the run evaluated this checkpoint; its model was made in Python"}
 
 
 def _report(arguments: argparse.Namespace, result: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader
+from jaxtrain.errors import UserError
 from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
@@ -336,7 +337,14 @@ class Program:
 
             if own is not None:
                 own.begin()
-            metrics = evaluation.compute(self.task, self.config, *evaluation.collect(results()))
+            sums, rows = evaluation.collect(results())
+            if not sums:
+                raise UserError(
+                    f"the {split} dataset gave no sample, so there is nothing to evaluate. Is it a stream that was "
+                    "read before? Its __iter__ has to begin anew at each call (return a new iterator, not self); to train "
+                    "without evaluations pass no such dataset"
+                )
+            metrics = evaluation.compute(self.task, self.config, sums, rows)
             return metrics if own is None else metrics | own.compute()
 
         return run

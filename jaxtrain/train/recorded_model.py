@@ -187,7 +187,7 @@ def _lists(module: nnx.Pytree, prefix: tuple):
 
 def _parts(key: str) -> list[str]:
     parts = key.split(".")
-    if any(part.startswith("__") or part.startswith("_pytree__") or part == "recorded_outline" for part in parts):
+    if any(part.startswith(("__", "_pytree__")) or part == "recorded_outline" for part in parts):
         raise ValueError(f"{key!r} is no name of an array")
     return parts
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import launch
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.preemption import Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
@@ -33,7 +32,8 @@ class Session:
 
     fingerprint: of this run. resume: "auto", "never", "here" or another run's folder, as in origin.find. callbacks: the
     user's own. control: requests that they make to the run. write_back: writes the weights into the user's own model;
-    called with each checkpoint if `checkpoint.write_back` is set. warm_start: loads the weights of `init_from`. exported: the file with the best weights, once written.
+    called with each checkpoint if `checkpoint.write_back` is set.
+    warm_start: loads the weights of `init_from`. exported: the file with the best weights, once written.
     """
 
     program: Program
@@ -53,7 +53,7 @@ class Session:
         """Log the warnings, train to the end and return the history. Errors of the run are explained and raised."""
         started = time.time()
         tracker = Tracker(self.folder, self.program.config, active=jax.process_index() == 0)
-        for warning in [*warnings, *launch.not_joined()] if jax.process_index() == 0 else []:
+        for warning in warnings if jax.process_index() == 0 else []:
             tracker.warn(warning)
         watchdog = Watchdog(self.folder, self.program.config.train.hang_timeout_s)
         watchdog.start()

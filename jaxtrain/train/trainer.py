@@ -30,6 +30,7 @@ from jaxtrain.train.search import lr_range
 from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
+from jaxtrain.train.user import same_start
 from jaxtrain.train.user.module_edits import ModuleEdits
 from jaxtrain.train.user.module_reads import ModuleReads
 from jaxtrain.train.user.parts import UserParts
@@ -56,7 +57,8 @@ class Trainer:
     object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
     objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
     adapters for a torch module, in place of the config's. devices: default: all. abstract: shapes and shardings only,
-    to compile for devices that this machine does not have.
+    to compile for devices that this machine does not have. Under torchrun, Slurm or MPI the first Trainer connects
+    the processes, which then train one model (docs/launching.md).
     Raises UserError for every error that the user can fix.
 
     exported: the file of the best weights that `train` has written, run folder/exports/best.pt; None before.
@@ -85,6 +87,8 @@ class Trainer:
         config = TrainingConfig() if config is None else config
         check_arguments(model, {"train_dataset": train_dataset, "val_dataset": val_dataset}, config, loss)
         config = with_lora(config, lora)
+        if not abstract:
+            same_start.join(config, model, loss)
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})

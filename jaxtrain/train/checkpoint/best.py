@@ -39,7 +39,7 @@ def find(checkpoints: Checkpoints, which: str) -> SavedCheckpoint:
 
 
 def _check_is_best(checkpoints: Checkpoints, step: int) -> None:
-    """Raise UserError if another evaluation of the run was better, whose checkpoint is gone: deleted, or never saved."""
+    """Raise UserError if a better evaluation of the run has no checkpoint: it was deleted, or never saved."""
     newest = checkpoints.latest()
     record = checkpoints.meta(step if newest is None else newest).get("best_metrics") or {}
     best, metric = record.get("step"), checkpoints.metric

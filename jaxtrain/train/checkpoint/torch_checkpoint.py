@@ -51,7 +51,7 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
         )
     if meta.get("own_schedule"):
         raise UserError(
-            f"{checkpoints.folder}: the learning rates of this run come from a schedule that was given to Trainer as an "
+            f"{checkpoints.folder}: the learning rates of this run come from a schedule that Trainer was given as an "
             "object, or from its task in Python, which no file has. Export the weights alone, without --optimizer"
         )
     total, per_epoch = meta["total_steps"], meta["steps_per_epoch"]

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import errno
 import io
-import logging
 import os
 import pathlib
 import re
@@ -153,8 +152,6 @@ def _elsewhere(arguments: argparse.Namespace):
 def quiet_jax() -> None:
     """Keep the accelerator libraries' start-up messages off the console."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if not pathlib.Path("/dev/nvidiactl").exists():  # without a GPU, the CUDA plugin's traceback is expected
-        logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "plugin" not in record.getMessage())
 
 
 def add_run(p: argparse.ArgumentParser, builds: bool = True, required: bool = True) -> None:

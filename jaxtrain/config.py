@@ -260,6 +260,7 @@ class CheckpointConfig(Section):
     mirror: str | None = None  # a second copy of every checkpoint: a folder on another disk, or s3://, gs://, ...
     write_back: bool = False  # a model given to Trainer takes the weights at every checkpoint, not only at the end
     save_precision: Literal["fp32", "bf16", "fp16"] | None = None  # of exported weights; null: as trained
+    export: bool = True  # write the best weights to exports/best.pt at the end of a run
     torch: Literal["original"] | None = None  # original: also write the torch project's own checkpoint files
 
 
@@ -366,6 +367,17 @@ class TrainingConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     lora: LoraConfig = LoraConfig()
     profile: ProfileConfig = ProfileConfig()
+
+    @classmethod
+    def plain(cls, **settings: Any) -> "TrainingConfig":
+        """Return the config of a plain torch loop: a constant rate, no clipping, no decay, but for what is given."""
+        values = nest_flat_names(settings)
+        settings_of = lambda one: one.model_dump(exclude_unset=True) if isinstance(one, BaseModel) else one or {}
+        optim = settings_of(values.get("optim"))
+        if isinstance(optim, dict) and isinstance(schedule := settings_of(optim.get("schedule")), dict):
+            schedule = {"name": "constant", **schedule}
+            values["optim"] = {"weight_decay": 0.0, "clip_norm": None, **optim, "schedule": schedule}
+        return cls.model_validate(values)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from typing import Any
 
 from jaxtrain import commands, strict_json
 from jaxtrain.errors import UserError
@@ -42,10 +43,14 @@ def run(arguments: argparse.Namespace) -> None:
     split = arguments.split or ("validation" if arguments.config is None else "test")
     if arguments.config is not None:
         task, config = config_io.load(arguments.config, overrides)
+        config = config.model_copy(update={"init_from": None})  # the file brings the weights
         trainer, folder, step = Trainer(config=config, task=task), config.run.folder, which
         if which == "best":
             raise UserError("--config: wanted checkpoint=FILE, the weights to evaluate")
         init_from.apply(trainer.program, which, weights_only=True)
+    elif run_dir.made_in_python(arguments.run):
+        _report(arguments, _recorded(arguments, which, split))
+        return
     else:
         folder = pathlib.Path(arguments.run)
         _, _, checkpoints = run_dir.open_run(folder)
@@ -63,6 +68,23 @@ def run(arguments: argparse.Namespace) -> None:
         result["files"] = [
             str(path) for path in task.report(trainer.model(), source, trainer.config, folder / "reports")
         ]
+    _report(arguments, result)
+
+
+def _recorded(arguments: argparse.Namespace, which: str, split: str) -> dict[str, Any]:
+    """Return the metrics that a run made in Python recorded with a checkpoint; no command can compute others."""
+    from jaxtrain.train import run_dir
+    from jaxtrain.train.checkpoint import best
+
+    checkpoints = run_dir.open_checkpoints(arguments.run)
+    saved = best.find(checkpoints, which)
+    if split != "validation" or not saved.metrics or arguments.overrides:
+        run_dir.open_run(arguments.run)  # raises: it says what the script can do
+    result = {"run": str(arguments.run), "checkpoint": saved.step, "split": split, "metrics": saved.metrics}
+    return result | {"note": "recorded when the run evaluated this checkpoint; its model was made in Python"}
+
+
+def _report(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     arguments.found = result
     if not arguments.json:
         print(strict_json.dumps(result, indent=1))

@@ -92,7 +92,7 @@ def export_hf(
 
     task, config, state, _ = _weights(run, checkpoint, averaged)
     if task.twin is None or task.twin.hf is None:
-        raise UserError(f"--hf: the models of {config.task} have no Hugging Face form; take --output F.safetensors")
+        raise UserError(f"--hf: {_models_of(config)} no Hugging Face form; {_instead(config, 'save_pretrained(DIR)')}")
     described, renamed = task.twin.hf(config, state)
     folder = files.save_folder(renamed, described, output)
     for name, text in (task.twin.hf_files(config) if task.twin.hf_files is not None else {}).items():
@@ -107,9 +107,25 @@ def export_as(
     task, config, state, meta = _weights(run, checkpoint, averaged)
     forms = task.twin.folders if task.twin is not None else {}
     if form not in forms:
-        known = f"wanted one of {', '.join(forms)}" if forms else "its models have none; take --output F.safetensors"
-        raise UserError(f"--format {form}: unknown for {config.task}, {known}")
+        if not forms:
+            raise UserError(f"--format {form}: {_models_of(config)} no such form; {_instead(config, LORA)}")
+        raise UserError(f"--format {form}: unknown for {config.task}, wanted one of {', '.join(forms)}")
     return forms[form](config, state, output, meta)
+
+
+LORA = "torch_bridge.training.lora.save(model, DIR)"
+
+
+def _models_of(config: Any) -> str:
+    return (
+        f"the models of {config.task} have" if config.task else "no command can build a model made in Python, so it has"
+    )
+
+
+def _instead(config: Any, call: str) -> str:
+    """Say what to do instead. call: of the script, for a model that was made in Python."""
+    script = f"; in the script, trainer.load_best() and then {call}" if config.task is None else ""
+    return f"take --output F.safetensors{script}"
 
 
 class _Weights(NamedTuple):
@@ -123,15 +139,16 @@ class _Weights(NamedTuple):
 
 def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None) -> _Weights:
     """Return the weights of a checkpoint with its task, config and metadata."""
-    from jaxtrain.train import run_dir
+    from jaxtrain.train import recorded_model, run_dir
     from torch_bridge import files
     from torch_bridge.state_dict import open_state_dict
 
-    checkpoints = run_dir.open_run(folder)[2]
+    checkpoints = run_dir.open_weights(folder)[2]
     if checkpoint is None:
         checkpoint = "best" if checkpoints.best() is not None else "last"
     task, config, model, step = run_dir.load_model(folder, checkpoint, averaged)
     state = files.cast(open_state_dict(model), config.checkpoint.save_precision)
+    state = recorded_model.completed(model, state)
     return _Weights(task, config, state, checkpoints.meta(step))
 
 

@@ -159,30 +159,31 @@ def start(task, config, explanation: str, arguments: argparse.Namespace) -> int:
 
 
 def finish(trainer) -> int:
-    """Write exports/best.pt (best.safetensors without torch) and compare it with the torch twin."""
+    """Tell of the exported weights, register them in MLflow, and compare them with the torch twin."""
     import jax
 
-    from jaxtrain import export
     from jaxtrain.runtime import launch
 
     tested = test_metrics(trainer) if trainer.config.evaluation.test else {}
     if jax.process_index() != 0:
         launch.wait_for_all("end of the run")
         return 0
-    has_torch = importlib.util.find_spec("torch") is not None
-    name = "best.pt" if has_torch else "best.safetensors"
-    path = export.export_weights(trainer.folder, trainer.folder / "exports" / name)
+    path = trainer.exported
+    if path is None:  # checkpoint.export=false, or a warning has told why
+        launch.wait_for_all("end of the run")
+        return 0 if not trainer.config.checkpoint.export else commands.FAILED
     print(f"exported {path}")
     if trainer.config.tracking.mlflow:
         from jaxtrain.train.tracking import mlflow
 
-        version = mlflow.finish(trainer.folder, trainer.config.tracking, pathlib.Path(path), tested)
+        version = mlflow.finish(trainer.folder, trainer.config.tracking, path, tested)
         if version is not None:
             print(f"registered in MLflow: {trainer.config.tracking.mlflow_model}, version {version}")
+    has_torch = importlib.util.find_spec("torch") is not None
     if has_torch and trainer.task.twin is not None and trainer.source("validation") is not None:
         from torch_bridge.verify import compare_with_twin
 
-        print(compare_with_twin(trainer.folder, pathlib.Path(path), trainer.source("validation")))
+        print(compare_with_twin(trainer.folder, path, trainer.source("validation")))
     launch.wait_for_all("end of the run")
     return 0
 

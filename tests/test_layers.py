@@ -32,6 +32,7 @@ TORCH_PACKAGES = {
     "lazy_scalar",
     "optimizers",
     "replicas",
+    "same_tensors",
     "loose_parameters",
     "step_record",
     "forward_record",

@@ -13,20 +13,24 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import devices, host_memory, rendezvous
+from jaxtrain.runtime import devices, host_memory, leaving, rendezvous
 from jaxtrain.runtime.gpus import gpus_of_process, has_gpus, visible_gpus
 
 START_TIMEOUT_S = 120  # until every process has connected to the coordinator
 DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, such as a large checkpoint
 GOODBYE_TIMEOUT_S = 5  # for the other processes to end before process 0 does
+SHUTDOWN_TIMEOUT_S = 3600  # for the other processes to end: process 0 may still save, plot or evaluate alone
+ALONE = "JAXTRAIN_PROCESSES=1"
 CHECK_TIMEOUT_S = 60  # until every process has reported its versions, and until the first all-reduce returns
 
 
@@ -49,7 +53,8 @@ class Launch:
     locals: int = 1
 
     def __str__(self):
-        share = f"GPU {self.local}" if self.locals > 1 else "all local devices"
+        several = f"GPU {self.local}" if has_gpus() else "the CPU"
+        share = several if self.locals > 1 else "all local devices"
         return f"{self.launcher}: process {self.process} of {self.processes}, {share}, coordinator {self.coordinator}"
 
 
@@ -100,32 +105,56 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
             coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", bind),
             initialization_timeout=int(timeout_s),
             heartbeat_timeout_seconds=50,
-            shutdown_timeout_seconds=60,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
         )
     except RuntimeError as error:
+        if "before any JAX" in str(error):
+            raise UserError(
+                f"launch: this process has used JAX before it could connect to the other {launch.processes - 1}; call "
+                "jaxtrain.setup_distributed() at the start of the script, before the first array or flax model is made"
+            ) from None
         raise UserError(
             f"launch: not all {launch.processes} processes reached {launch.coordinator} within {timeout_s:.0f} s "
             f"({' '.join(str(error).split())[:200]}). Is WORLD_SIZE right, and did every process start?"
         ) from None
+    _end_together()
     return launch
 
 
-def not_joined(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a warning (in a list) if a launcher started several processes but this one trains alone; else []."""
-    if jax.process_count() > 1:
-        return []
-    try:
-        launch = detect(environ)
-    except UserError:  # left over from another program
-        return []
+def join(config_text: str, environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Connect a script's process to the others that its launcher started, unless it is connected; return the launch,
+    None for a single process and for one that is connected already.
+
+    config_text: as in `preflight`, which follows. Raises UserError as `setup_distributed` and `preflight` do.
+    """
+    if jax.distributed.is_initialized():
+        return None
+    launch = detect(environ)
     in_batch_script = launch.launcher == "Slurm" and "SLURM_STEP_NODELIST" not in environ  # srun sets it
     if launch.processes == 1 or in_batch_script:
-        return []
-    return [
-        f"{launch.launcher} started {launch.processes} processes, and this one is not connected to the others: each "
-        "trains a model of its own on all the data. Call jaxtrain.runtime.launch.setup_distributed() at the start of "
-        "the script to train one together"
-    ]
+        return None
+    try:
+        setup_distributed(launch)
+    except UserError as error:
+        raise UserError(f"{error}. A process that shall train alone sets {ALONE}") from None
+    preflight(config_text)
+    return launch
+
+
+def _end_together() -> None:
+    """Make an exception that ends this process end it at once: JAX's shutdown would wait for the others, and they for
+    this process's part of a step."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        shown(kind, error, trace)
+        if jax.distributed.is_initialized() and not issubclass(kind, KeyboardInterrupt):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            say_goodbye()
+            leaving.leave(1)
+
+    sys.excepthook = hook
 
 
 def cleanup_distributed() -> None:
@@ -307,10 +336,11 @@ def _port(environ: Mapping[str, str], default: int) -> int:
 def _explicit(environ) -> Launch | None:
     if "JAXTRAIN_PROCESSES" not in environ:
         return None
+    processes = _number(environ, "JAXTRAIN_PROCESSES")
     return Launch(
         "explicit",
-        _number(environ, "JAXTRAIN_PROCESS"),
-        _number(environ, "JAXTRAIN_PROCESSES"),
+        _number(environ, "JAXTRAIN_PROCESS", 0 if processes == 1 else None),
+        processes,
         environ.get("JAXTRAIN_COORDINATOR"),
         _number(environ, "JAXTRAIN_LOCAL", 0),
         _number(environ, "JAXTRAIN_LOCALS", 1),

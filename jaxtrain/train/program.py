@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtrain.config import TrainingConfig
 from jaxtrain.data.example import first_samples
 from jaxtrain.data.loader import Loader
+from jaxtrain.errors import UserError
 from jaxtrain.nn import cudnn
 from jaxtrain.optim import groups, schedules
 from jaxtrain.optim import optimizer as optimizers
@@ -108,6 +109,11 @@ class Program:
     @property
     def has_validation(self) -> bool:
         return self.data.source("validation") is not None
+
+    @property
+    def has_own_schedule(self) -> bool:
+        """Return True if the schedule is the user's object or, in a run made in Python, the task's."""
+        return self.given_schedule is not None or (self.config.task is None and self.task.schedule is not None)
 
     @property
     def resolved(self) -> TrainingConfig:
@@ -331,7 +337,14 @@ class Program:
 
             if own is not None:
                 own.begin()
-            metrics = evaluation.compute(self.task, self.config, *evaluation.collect(results()))
+            sums, rows = evaluation.collect(results())
+            if not sums:
+                raise UserError(
+                    f"the {split} dataset gave no sample, so there is nothing to evaluate. Is it a stream that was "
+                    "read before? Its __iter__ has to begin anew at each call (return a new iterator, not self); to train "
+                    "without evaluations pass no such dataset"
+                )
+            metrics = evaluation.compute(self.task, self.config, sums, rows)
             return metrics if own is None else metrics | own.compute()
 
         return run

@@ -3,18 +3,19 @@
 import importlib.metadata as metadata
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jaxtrain import config_io, redaction, strict_json
-from jaxtrain.config import CheckpointConfig, EvaluationConfig, TrainingConfig
+from jaxtrain import config_io, redaction, strict_json, trust
+from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import git
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, trains
+from jaxtrain.train import recorded_model
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.step.state import ModelDef
 from torch_bridge.atomic_file import replacing
@@ -74,29 +75,63 @@ def write(folder: pathlib.Path, name: str, text: str) -> None:
         ) from None
 
 
+def made_in_python(folder: str | pathlib.Path) -> bool:
+    """Return True if a run folder's model was passed to Trainer in Python, so that no command can build it again."""
+    return _settings(pathlib.Path(folder)).get("task") is None
+
+
 def open_run(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
     """Return task, config and checkpoints of a run folder. Raises UserError if it is none, or names no task."""
     folder = pathlib.Path(folder)
-    if _settings(folder).get("task") is None:
+    if made_in_python(folder):
         raise UserError(
-            f"{folder}: its model was handed over in Python, no command can build it again; in that script "
-            "`trainer.evaluate()` gives the metrics and `torch_bridge.files.save(trainer.state_dict(), 'F.pt')` exports"
+            f"{folder}: its model was made in Python, and no command can compute with it; in the script that made it "
+            "`trainer.load_best()` brings the best weights back and `trainer.evaluate()` gives their metrics. "
+            f"`jaxtrain export --run {folder} --output F.pt` writes them from the checkpoint"
         )
     task, config = config_io.load(folder / "config.yaml")
+    return task, config, checkpoints(folder, config)
+
+
+def open_weights(folder: str | pathlib.Path) -> tuple[Task, Any, Checkpoints]:
+    """Return the same as `open_run`; for a model made in Python a Task that holds its arrays and computes nothing.
+
+    Raises UserError also for a folder of an older version, which does not record the model's arrays.
+    """
+    folder = pathlib.Path(folder)
+    if not made_in_python(folder):
+        return open_run(folder)
+    task = recorded_model.task_of(folder)
+    if task is None:
+        raise UserError(
+            f"{folder}: its model was made in Python, and {recorded_model.FILE} is missing, which would name its "
+            "arrays (older versions wrote none): run the script once more with this folder, then export; or call "
+            "trainer.load_best() there and torch.save(model.state_dict(), 'F.pt')"
+        )
+    config = _core_config(folder, TrainingConfig.model_fields)
+    trust.check(config, folder / "config.yaml")
     return task, config, checkpoints(folder, config)
 
 
 def open_checkpoints(folder: str | pathlib.Path) -> Checkpoints:
     """Return the checkpoints of any run folder, even of one whose task is unknown."""
     folder = pathlib.Path(folder)
-    values = _settings(folder)
-    kept = {"checkpoint": CheckpointConfig, "evaluation": EvaluationConfig}  # a task's own keys do not matter here
-    sections = {
-        name: {key: value for key, value in values.get(name, {}).items() if key in section.model_fields}
-        for name, section in kept.items()
-        if isinstance(values.get(name, {}), dict)
-    }
-    return checkpoints(folder, config_io.validate(TrainingConfig, sections, folder / "config.yaml"))
+    return checkpoints(folder, _core_config(folder, ("checkpoint", "evaluation")))
+
+
+def _core_config(folder: pathlib.Path, names: Collection[str]) -> TrainingConfig:
+    """Return these settings and sections of a folder's config.yaml, without the keys that a task has added."""
+    values, fields = _settings(folder), TrainingConfig.model_fields
+    sections: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in names or name not in fields:
+            continue
+        known = getattr(fields[name].annotation, "model_fields", None)
+        if known is None:
+            sections[name] = value
+        elif isinstance(value, dict):
+            sections[name] = {key: inner for key, inner in value.items() if key in known}
+    return config_io.validate(TrainingConfig, sections, folder / "config.yaml")
 
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
@@ -148,11 +183,12 @@ def _meant(checkpoints: Checkpoints, which: str) -> int:
 def load_model(
     folder: str | pathlib.Path, which: str = "best", averaged: bool | None = None
 ) -> tuple[Task, Any, nnx.Module, int]:
-    """Return task, config, model with a checkpoint's weights on one device, and the step.
+    """Return task, config, model with a checkpoint's weights on one device, and the step. A model made in Python
+    holds its arrays and cannot be called (`open_weights`).
 
     averaged: with optim.ema_decay, take the averaged instead of the trained weights; default: evaluation.averaged.
     """
-    task, config, checkpoints = open_run(folder)
+    task, config, checkpoints = open_weights(folder)
     step = pick(checkpoints, which)
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
     model_def = ModelDef.of(model, lambda key: trains(task, key, config))

@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 
-from jaxtrain.runtime import launch
+from jaxtrain.errors import UserError
+from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.preemption import Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
-from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import init_from, original_files
+from jaxtrain.train import recorded_model, run_dir
+from jaxtrain.train.checkpoint import best, original_files
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.init_from import WarmStart
 from jaxtrain.train.checkpoint.mirror import Mirror
@@ -32,6 +33,7 @@ class Session:
     fingerprint: of this run. resume: "auto", "never", "here" or another run's folder, as in origin.find. callbacks: the
     user's own. control: requests that they make to the run. write_back: writes the weights into the user's own model;
     called with each checkpoint if `checkpoint.write_back` is set.
+    warm_start: loads the weights of `init_from`. exported: the file with the best weights, once written.
     """
 
     program: Program
@@ -40,6 +42,8 @@ class Session:
     callbacks: Callbacks
     control: Control
     write_back: Callable[[], None]
+    warm_start: Callable[[], WarmStart | None]
+    exported: pathlib.Path | None = None
 
     @property
     def folder(self) -> pathlib.Path:
@@ -49,7 +53,7 @@ class Session:
         """Log the warnings, train to the end and return the history. Errors of the run are explained and raised."""
         started = time.time()
         tracker = Tracker(self.folder, self.program.config, active=jax.process_index() == 0)
-        for warning in [*warnings, *launch.not_joined()] if jax.process_index() == 0 else []:
+        for warning in warnings if jax.process_index() == 0 else []:
             tracker.warn(warning)
         watchdog = Watchdog(self.folder, self.program.config.train.hang_timeout_s)
         watchdog.start()
@@ -62,6 +66,7 @@ class Session:
                     self._describe(goes_on=True)
                 summary = loop.record.summary(time.time() - started)
                 run_dir.write_summary(self.folder, summary, self.program.layout.mesh.size)
+            self._export(loop)
             failed = False
         except (Preempted, KeyboardInterrupt) as error:
             failed = not was_saved(error)
@@ -77,6 +82,26 @@ class Session:
             self.program.data.close()
         return history
 
+    def _export(self, loop: Loop) -> None:
+        """Write the best weights as a file for torch. A failure is a warning: the run itself has ended well."""
+        config = self.program.config
+        if not config.checkpoint.export or config.train.fast_dev_run:
+            return
+
+        def export() -> list[str]:
+            try:
+                return [str(best.export(self.program, loop.checkpoints)), ""]
+            except UserError as error:
+                return ["", str(error)]
+
+        path, failure = broadcast_from_process_zero(
+            "export", export
+        )  # only process 0 reads and writes; the others wait
+        if failure:
+            loop.tracker.warn(f"the best weights were not exported: {failure}. `jaxtrain export` can write them later")
+        else:
+            self.exported = pathlib.Path(path)
+
     def _loop(self, tracker: Tracker, watchdog: Watchdog) -> Loop:
         """Create the loop at the step where training starts or resumes, and record the start in the run folder."""
         program = self.program
@@ -85,7 +110,7 @@ class Session:
             checkpoints.mirror = Mirror(program.config.checkpoint.mirror, self.folder)
         original_files.check(program)
         start, step = origin.find(program, self.fingerprint, checkpoints, self.resume)
-        warm = self._warm_start() if step is None else None
+        warm = self.warm_start() if step is None else None
         if program.config.optim.auto_lr:  # replaces program.config, so before the loop reads it
             lr_range.set_lr(program, None if step is None else start.meta(step)["lr"], tracker.info)
         config = program.config
@@ -108,11 +133,9 @@ class Session:
         """Write config, environment and fingerprint into the run folder. goes_on: the run resumes from its own
         checkpoints."""
         run_dir.write_start(self.folder, self.program.config, self.program.layout.mesh.size)
+        if self.program.config.task is None:  # made in Python: no command can build the model again
+            run_dir.write(self.folder, recorded_model.FILE, recorded_model.text_of(self.program))
         self.fingerprint = self.fingerprint.record(self.folder, goes_on)
-
-    def _warm_start(self) -> WarmStart | None:
-        source = self.program.config.init_from
-        return None if source is None else init_from.apply(self.program, source)
 
     def _restore(self, loop: Loop, start: Checkpoints, step: int) -> None:
         """Restore state and records from a checkpoint; log where the run resumes and what has changed since."""

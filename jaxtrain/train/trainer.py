@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import pathlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import loading
+from jaxtrain.train.checkpoint import best, init_from, loading
+from jaxtrain.train.checkpoint.best import SavedCheckpoint
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation import micro_batch
 from jaxtrain.train.loop import rehearsal
@@ -28,6 +30,7 @@ from jaxtrain.train.search import lr_range
 from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
 from jaxtrain.train.tracking import description
+from jaxtrain.train.user import same_start
 from jaxtrain.train.user.module_edits import ModuleEdits
 from jaxtrain.train.user.module_reads import ModuleReads
 from jaxtrain.train.user.parts import UserParts
@@ -54,9 +57,11 @@ class Trainer:
     object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
     objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
     adapters for a torch module, in place of the config's. devices: default: all. abstract: shapes and shardings only,
-    to compile for devices that this machine does not have.
+    to compile for devices that this machine does not have. Under torchrun, Slurm or MPI the first Trainer connects
+    the processes, which then train one model (docs/launching.md).
     Raises UserError for every error that the user can fix.
 
+    exported: the file of the best weights that `train` has written, run folder/exports/best.pt; None before.
     `program` holds what the run compiles: step, hyper-parameters, evaluation.
     """
 
@@ -82,10 +87,15 @@ class Trainer:
         config = TrainingConfig() if config is None else config
         check_arguments(model, {"train_dataset": train_dataset, "val_dataset": val_dataset}, config, loss)
         config = with_lora(config, lora)
+        if not abstract:
+            same_start.join(config, model, loss)
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})
         self._fingerprint: fingerprint.Fingerprint | None = None
+        self._begun = False  # `folder` is this run's
+        self.exported: pathlib.Path | None = None
+        self._warm: init_from.WarmStart | None = None
         parts = UserParts.of(config, model, loss, optimizer, scheduler, scheduler_interval)
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
@@ -96,6 +106,7 @@ class Trainer:
         parts = parts.with_metrics(metrics, compute_metrics, self.user_model, resolved)
         resolved, config = parts.applied(resolved, config)
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
+        self._initial: weakref.ref | None = None if abstract else weakref.ref(self.program.state)
         self._edits: ModuleEdits | None = None
         if is_torch_module(self.user_model):
             given = self.user_model, loss
@@ -162,6 +173,8 @@ class Trainer:
             raise ValueError("a variant starts from fresh weights; this trainer was given a model")
         other = copy.copy(self)
         other.program, other._fingerprint = self.program.variant(config), None
+        other._begun, other.exported, other._warm = False, None, None
+        other._initial = weakref.ref(other.program.state)
         return other
 
     # --- a run --------------------------------------------------------------------------------------------------
@@ -170,7 +183,9 @@ class Trainer:
         """Train to the end of the config, resuming from checkpoints of this same run in the run folder.
 
         Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
-        originals do. resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another
+        originals do, and best (the metrics and the step of the evaluation with the best evaluation.metric) with
+        best_metric, its value (NaN without an evaluation). The model then holds the last weights; `load_best` loads the
+        best. resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another
         run's, or this run's own, to resume whatever has changed. after_evaluation: (step, validation metrics) -> True
         ends the run there. A folder that holds another run (docs/checkpoints.md) is refused; if no folder was named, a
         new one is used: see `folder`.
@@ -207,7 +222,10 @@ class Trainer:
     def _train_locked(
         self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
     ) -> dict[str, Any]:
-        session = Session(self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back)
+        session = Session(
+            self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back, self._warm_start
+        )
+        self._begun = not self.config.train.fast_dev_run
         try:
             with contextlib.ExitStack() as stack:
                 for part in (self._edits, self.callbacks.reads):
@@ -216,29 +234,88 @@ class Trainer:
                 return session.run(after_evaluation, warnings)
         finally:
             self._fingerprint = session.fingerprint  # as recorded, so that a second train() continues the run
+            self.exported = session.exported
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
         """Return the checkpoints of the run folder, or of another run's. warn: called with a line about problems."""
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
 
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> SavedCheckpoint | None:
+        """Return step, metrics and path of this run's best checkpoint by evaluation.metric; None if there is none.
+
+        Raises UserError if a named run folder holds another run, or the best checkpoint was not kept.
+        """
+        if not self._begun:
+            self._choose_folder()
+        checkpoints = self.checkpoints()
+        return None if checkpoints.best() is None else best.find(checkpoints, "best")
+
+    def load_best(self) -> SavedCheckpoint:
+        """Load the weights of this run's best checkpoint; see `load_checkpoint`."""
+        return self.load_checkpoint("best")
+
+    def load_checkpoint(self, which: str | int = "best") -> SavedCheckpoint:
+        """Load the weights and buffers of a checkpoint of this run, and write them into the model that was passed.
+
+        which: "best" by evaluation.metric, "last", or a step. `state_dict`, `model`, `evaluate` and the torch module
+        then have these weights; an optimizer stays as it is, and `train` goes on from the newest checkpoint. A script
+        started again finds its run folder as `train` does. All processes of a run call it. Returns step, metrics and
+        path. Raises UserError if there is no such checkpoint, it is damaged, or the folder holds another run.
+        """
+        if not self._begun:
+            self._take_edits()
+            self._choose_folder()
+        loaded = best.load(self.program, self.checkpoints(), str(which))
+        self._begun = True
+        self.write_back()
+        return loaded
+
+    def _choose_folder(self) -> None:
+        """Set the run folder to the one that `train` would go on in."""
+        for line in origin.choose_folder(self.program, self.fingerprint, "auto", False):
+            print(line)
+
     def _take_edits(self) -> None:
         """Load what the torch module holds now, if it was changed outside a run."""
+        fresh = self._is_fresh()
         if self._edits is not None and self._edits.take_over(self.program):
             self._fingerprint = None
+            self._initial = weakref.ref(self.program.state) if fresh else None
+
+    def _take_weights(self) -> None:
+        """Load what the torch module holds now; before a run begins, also the weights of `init_from`."""
+        self._take_edits()
+        if self._is_fresh() and self.config.init_from is not None:
+            _ = self.fingerprint  # of the run with its first weights
+            self._warm_start()
+            self.write_back()
+
+    def _is_fresh(self) -> bool:
+        """Return True if the state is the initial one."""
+        return self._initial is not None and self._initial() is self.program.state
+
+    def _warm_start(self) -> init_from.WarmStart | None:
+        """Load the weights of `init_from`, once; return what it has loaded, None without the setting."""
+        if self._warm is None and self.config.init_from is not None:
+            self._warm = init_from.apply(self.program, self.config.init_from)
+        return self._warm
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Return the metrics of the current weights (the averaged ones if they exist) on a whole split."""
-        self._take_edits()
+        self._take_weights()
         return self.program.evaluate(split)
 
     def verify(self, steps: int = 20) -> Certificate:
         """Compare the torch module with torch: layers, gradients, `steps` updates; see docs/verify.md."""
-        self._take_edits()
+        self._take_weights()
         return certifier.of(self, steps)
 
     def lr_find(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> lr_range.RangeTest:
         """Run a learning-rate range test of `steps` steps on a copy of the state; `.steepest` is the suggested rate."""
-        self._take_edits()
+        self._take_weights()
         return lr_range.range_test(self.program, min_lr, max_lr, steps)
 
     def find_batch_size(self, limit_bytes: int | None = None) -> int:
@@ -256,17 +333,13 @@ class Trainer:
 
     def model(self) -> nnx.Module:
         """Return the model with the current weights (the averaged ones if they exist)."""
+        self._take_weights()
         return self.program.model()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current weights under torch's keys, as numpy arrays for `torch_bridge.files.save`. For a torch
         module, they include its submodules' extra states, as its own `state_dict()` does."""
-        state, module = bridge.state_dict(self.model()), loading.torch_module(self.program)
-        if module is None:
-            return state
-        from torch_bridge.training.own_loading import complete
-
-        return complete(module, state)
+        return loading.with_extra_states(self.program, bridge.state_dict(self.model()))
 
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
@@ -277,7 +350,7 @@ class Trainer:
         do not fit.
         """
         if not int(self.state.step):
-            self._take_edits()
+            self._take_weights()
         keys = loading.load(self.program, state, strict, source)
         if self._edits is not None:
             self._edits.note()
@@ -289,9 +362,9 @@ class Trainer:
             if reads is not None:
                 from torch_bridge.from_torch import write_back
 
-                write_back(self.model(), self.user_model)
+                write_back(self.program.model(), self.user_model)
             elif self.user_model is not None:
-                nnx.update(self.user_model, nnx.state(self.model()))
+                nnx.update(self.user_model, nnx.state(self.program.model()))
             if given := self.program.given:
                 step, updates = int(self.state.step), int(self.state.updates)
                 given.write_back(self.state.opt_state, updates, step, self.steps_per_epoch)

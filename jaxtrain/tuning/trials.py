@@ -44,6 +44,7 @@ class Trials:
         own = {f"run.{key}": value for key, value in run.items()} | {
             f"tracking.{key}": value for key, value in self.tracked.items()
         }
+        own["checkpoint.export"] = False  # of hundreds of trials, `jaxtrain export` writes the one that counts
         return config_io.check(apply(self.values, {**chosen, **own}), f"{self.source}, trial {trial.number}")
 
     def choose(self, trial: Trial) -> dict[str, Any]:

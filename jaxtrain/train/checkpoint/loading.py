@@ -44,6 +44,16 @@ def load(
     return missing, unexpected
 
 
+def with_extra_states(program: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state dict with what a user's torch module has besides tensors: extra states and format versions."""
+    module = torch_module(program)
+    if module is None:
+        return state
+    from torch_bridge.training.own_loading import complete
+
+    return complete(module, state)
+
+
 def torch_module(program: Any) -> Any:
     """Return the user's torch module; None if there is none."""
     return None if program.task.twin is None else program.task.twin.module

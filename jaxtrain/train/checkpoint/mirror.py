@@ -24,13 +24,14 @@ from jaxtrain import strict_json
 from jaxtrain.errors import UserError
 from jaxtrain.redaction import mask
 from jaxtrain.runtime import plain_files
+from jaxtrain.train import recorded_model
 from jaxtrain.train.checkpoint import manifest, retention
 from jaxtrain.train.checkpoint.retention import COMMITTED, PART
 from jaxtrain.train.checkpoint.save_failures import reason_of
 from torch_bridge.atomic_file import replacing
 
 FINGERPRINT = "fingerprint.json"
-OF_THE_RUN = (FINGERPRINT, "config.yaml")
+OF_THE_RUN = (FINGERPRINT, "config.yaml", recorded_model.FILE)
 LOOK_S = 0.1  # interval at which a waiting caller checks if it should give up
 
 
@@ -236,6 +237,8 @@ class Mirror:
     def _mark(self) -> None:
         """Write the run's fingerprint and config into the mirror. Raises UserError if it is another run's."""
         for name in OF_THE_RUN:
+            if name == recorded_model.FILE and not (self.folder / name).exists():
+                continue  # a task's model, which a command builds
             path, content = f"{self._root}/{name}", (self.folder / name).read_bytes()
             there = self._files.cat_file(path) if self._files.exists(path) else None
             if name == FINGERPRINT and there is not None and _identity(there) != _identity(content):

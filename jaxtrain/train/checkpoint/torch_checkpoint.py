@@ -26,7 +26,7 @@ from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import trains
-from jaxtrain.train import run_dir
+from jaxtrain.train import recorded_model, run_dir
 from jaxtrain.train.checkpoint.state_tree import enumerate_leaves
 from jaxtrain.train.step.init_state import group_labels
 from jaxtrain.train.step.state import ModelDef, initial_scale
@@ -39,9 +39,9 @@ Tree = dict[str, Any]
 
 
 def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
-    """Return the training state in a checkpoint of a run folder, on one device. Raises UserError as `run_dir.open_run`
-    does, and for a user's own optimizer and groups that train in some epochs only."""
-    task, config, checkpoints = run_dir.open_run(folder)
+    """Return the training state in a checkpoint of a run folder, on one device. Raises UserError as
+    `run_dir.open_weights` does, and for a user's own optimizer and schedule and groups that train in some epochs."""
+    task, config, checkpoints = run_dir.open_weights(folder)
     step = run_dir.pick(checkpoints, which)
     meta = checkpoints.meta(step)
     if meta.get("optimizer"):
@@ -49,10 +49,16 @@ def of_run(folder: str | pathlib.Path, which: str = "last") -> Tree:
             f"{checkpoints.folder}: this run was trained with {meta['optimizer']}, given to Trainer as an object; its "
             "own state_dict() has its state. Export the weights alone, without --optimizer"
         )
+    if meta.get("own_schedule"):
+        raise UserError(
+            f"{checkpoints.folder}: the learning rates of this run come from a schedule that Trainer was given as an "
+            "object, or from its task in Python, which no file has. Export the weights alone, without --optimizer"
+        )
     total, per_epoch = meta["total_steps"], meta["steps_per_epoch"]
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
     precision = POLICIES[config.precision.policy]
     model = abstract(lambda: task.build_model(config, initial_rngs(config.seed)))
+    recorded_model.check_exports(model)
     model_def = ModelDef.of(model, lambda key: trains(task, key, config))
     params, frozen, buffers = model_def.split(model)
     params = jax.eval_shape(precision.for_storage, params)

@@ -168,10 +168,12 @@ class RunRecord:
         return self.plateau.lr / self.config.optim.lr if self.plateau and self.config.optim.lr else 1.0
 
     def history(self) -> dict[str, Any]:
-        """Return best_val_loss, train_history and val_history, as Trainer.train does."""
+        """Return best_val_loss, best, best_metric, train_history and val_history, as Trainer.train does."""
         values = [metrics["loss"] for metrics in self.val_history if not math.isnan(metrics["loss"])]
         return {
             "best_val_loss": min(values, default=float("nan")),
+            "best": dict(self.best_metrics),
+            "best_metric": float("nan") if self.best.best is None else self.best.best,
             "train_history": self.train_history,
             "val_history": self.val_history,
         }
@@ -219,6 +221,7 @@ class RunRecord:
             "steps_per_epoch": self.program.steps_per_epoch,
             "lr": self.config.optim.lr if self.config.optim.auto_lr else None,
             "optimizer": None if self.program.given is None else self.program.given.describe(),
+            "own_schedule": self.program.has_own_schedule,
             "callbacks": self.callbacks.state_dict(),
             "stream": self.program.train_loader.places.state(self.step),
             "batch_shapes": shapes.state() if (shapes := self.program.train_loader.batch_shapes) else None,

@@ -107,14 +107,29 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "joins"),
     [
-        (TORCHRUN, "torchrun started 2 processes"),
-        ({**SLURM, "SLURM_STEP_NODELIST": "n1"}, "Slurm started 4 processes"),
-        (SLURM, ""),  # the script of a batch, before srun
-        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, ""),
-        ({}, ""),
+        (TORCHRUN, True),
+        ({**SLURM, "SLURM_STEP_NODELIST": "n1"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "MASTER_ADDR": "h"}, True),
+        (SLURM, False),  # the script of a batch, before srun
+        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, False),
+        ({**TORCHRUN, "JAXTRAIN_PROCESSES": "1"}, False),  # it shall train alone
+        ({}, False),
     ],
 )
-def test_a_process_that_trains_alone_under_a_launcher_is_told(environ, told):
-    assert launch.not_joined(environ) == [] if not told else launch.not_joined(environ)[0].startswith(told)
+def test_a_script_joins_the_processes_of_its_launcher(environ, joins, monkeypatch):
+    joined = []
+    monkeypatch.setattr(launch, "setup_distributed", joined.append)
+    monkeypatch.setattr(launch, "preflight", joined.append)
+    found = launch.join("the config", environ)
+    assert joined == ([found, "the config"] if joins else [])
+
+
+def test_a_script_whose_others_never_come_is_told_how_to_train_alone(monkeypatch):
+    def fail(found):
+        raise UserError("launch: no word from process 1")
+
+    monkeypatch.setattr(launch, "setup_distributed", fail)
+    with pytest.raises(UserError, match="JAXTRAIN_PROCESSES=1"):
+        launch.join("", TORCHRUN)

@@ -294,6 +294,7 @@ class PlainFunctions(TorchFunctionMode):
             return gradients.grad(*args, **kwargs)
         if function is F.gaussian_nll_loss:
             return plain_formulas.gaussian_nll_loss(*args, **kwargs)
+        args, kwargs = plain_formulas.with_long_classes(function, args, kwargs)
         args = self.masks.joined(function, args)
         if function in _PLAIN:
             return _PLAIN[function](*args, **kwargs)
@@ -382,12 +383,7 @@ def _read_numbers(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(item, torch.SymInt) for item in value)
 
 
-_PLAIN = {
-    torch.Tensor.fill_diagonal_: plain_formulas.fill_diagonal,
-    torch.cov: plain_formulas.cov,
-    torch.Tensor.cov: plain_formulas.cov,
-    torch.corrcoef: plain_formulas.corrcoef,
-    torch.Tensor.corrcoef: plain_formulas.corrcoef,
+_PLAIN = plain_formulas.REPLACED | {
     torch.logsumexp: data_sizes.logsumexp,
     torch.Tensor.logsumexp: data_sizes.logsumexp,
     torch.special.logsumexp: data_sizes.logsumexp,

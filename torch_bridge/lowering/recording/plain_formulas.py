@@ -1,6 +1,10 @@
 """Formulas that can be recorded, for functions of torch that look at values or address memory."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
+from torch.nn import functional as F
 
 
 def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
@@ -54,3 +58,21 @@ def fill_diagonal(x, fill_value, wrap=False):
         return _fill_diagonal(x, fill_value, wrap)
     x.diagonal().fill_(fill_value)
     return x
+
+
+def with_long_classes(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, Mapping[str, Any]]:
+    """Return the arguments of a loss of classes with uint8 classes as int64: torch's kernels take both, but the one for
+    tensors without values, with which modules are recorded, only takes int64."""
+    if function not in (F.cross_entropy, F.nll_loss):
+        return args, kwargs
+    long = lambda value: value.long() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value
+    return (*args[:1], *map(long, args[1:2]), *args[2:]), {name: long(value) for name, value in kwargs.items()}
+
+
+REPLACED: dict[Callable, Callable] = {
+    torch.Tensor.fill_diagonal_: fill_diagonal,
+    torch.cov: cov,
+    torch.Tensor.cov: cov,
+    torch.corrcoef: corrcoef,
+    torch.Tensor.corrcoef: corrcoef,
+}

@@ -269,7 +269,7 @@ def run(trainer: Any) -> dict[str, Any]:
     task = dataclasses.replace(TASKS["pretrain"], build_data=lambda config, split: None)  # use only the loaders' data
     datasets = [_engines_data(loader) for loader in (trainer.train_loader, trainer.val_loader)]
     engine = Trainer(None, *datasets, checked, task=task, callbacks=[Follow(trainer)])
-    engine.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})
+    engine.program.load_state_dict({key: value.cpu().numpy() for key, value in trainer.model.state_dict().items()})
     history = engine.train(str(engine.folder) if engine.checkpoints().latest() else "auto")
     take_over(trainer, engine)
     trainer.metrics_logger.finish()

@@ -87,7 +87,7 @@ class Trainer(HostLoop):
         self.engine = Engine(config=self.settings, task=task, callbacks=[Follower(self)])
         self.total_steps = self.engine.total_steps
         if model is not None:
-            self.engine.load_state_dict(to_numpy(model.state_dict()))
+            self.engine.program.load_state_dict(to_numpy(model.state_dict()))  # before what init_from loads
 
     def _fit_vocabulary(self) -> None:
         """Set model.vocab_size to the tokenizer's size, with a warning, for a model created from scratch."""

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flax import nnx
 
@@ -55,9 +55,7 @@ class Trainer:
     objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
     adapters for a torch module, in place of the config's. devices: default: all. abstract: shapes and shardings only,
     to compile for devices that this machine does not have.
-    Raises UserError for every error that the user can fix.
-
-    `program` holds what the run compiles: step, hyper-parameters, evaluation.
+    Raises UserError for every error that the user can fix. `program`: step, hyper-parameters, evaluation, as compiled.
     """
 
     def __init__(
@@ -68,12 +66,12 @@ class Trainer:
         config: TrainingConfig | None = None,
         *,
         task: Task | str | None = None,
-        loss: Callable | None = None,
+        loss: Callable[..., Any] | None = None,
         optimizer: Any = None,
         scheduler: Any = None,
-        scheduler_interval: str = "step",
+        scheduler_interval: Literal["step", "epoch"] = "step",
         metrics: Mapping[str, Any] | None = None,
-        compute_metrics: Callable | None = None,
+        compute_metrics: Callable[..., Any] | None = None,
         callbacks: Sequence[Any] = (),
         lora: LoraConfig | Mapping[str, Any] | None = None,
         devices: list | None = None,
@@ -142,11 +140,13 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self.program.steps_per_epoch
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
-        if name.startswith("_") or "program" not in self.__dict__:
-            raise AttributeError(f"Trainer has no attribute {name!r}")
-        return getattr(self.program, name)
+    if not TYPE_CHECKING:  # else a type checker takes every misspelt name for an attribute of Program
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
+            if name.startswith("_") or "program" not in self.__dict__:
+                raise AttributeError(f"Trainer has no attribute {name!r}")
+            return getattr(self.program, name)
 
     def source(self, split: str) -> Any:
         """Return the dataset of a split; None if there is none."""

@@ -1,5 +1,7 @@
 """Run pyright: no place may have more type errors than .ci/type_errors.json allows; one without an entry, none.
 
+It also checks what README, docs and examples show as Python (.ci/snippets.py): a name that is misspelt there, or that
+the package has no longer, is an error.
 `python .ci/typecheck.py --shrink` lowers the allowance to the errors that are left; nothing raises it.
 """
 
@@ -10,12 +12,15 @@ import pathlib
 import subprocess
 import sys
 
+import snippets
+
 ROOT = pathlib.Path(__file__).parents[1]
 ALLOWANCE = ROOT / ".ci/type_errors.json"
 
 
 def errors() -> dict[str, list[str]]:
-    """Return pyright's errors by area: jaxtrain/<folder or file>, or torch_bridge."""
+    """Return pyright's errors by area: jaxtrain/<folder or file>, torch_bridge, or the documentation."""
+    snippets.write()
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode not in (0, 1):
@@ -26,6 +31,8 @@ def errors() -> dict[str, list[str]]:
             path = pathlib.Path(error["file"]).relative_to(ROOT)
             area = "torch_bridge" if path.parts[0] == "torch_bridge" else "/".join(path.parts[:2])
             line = error["range"]["start"]["line"] + 1
+            if area == "build/snippets":
+                area, path = "documentation", snippets.source(path)
             found[area].append(f"{path}:{line}: {error['message'].splitlines()[0]} ({error.get('rule')})")
     return found
 

@@ -59,7 +59,7 @@ def _own(key: str, field, without: type) -> bool:
 
 
 def _table(name: str, kind: type, skip: set[str]) -> str:
-    told = _comments(kind)
+    told = comments(kind)
     rows = [
         f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {_escaped(told.get(key, ''))} |"
         for key, field in kind.model_fields.items()
@@ -71,7 +71,7 @@ def _table(name: str, kind: type, skip: set[str]) -> str:
     return "\n".join([heading, "| key | type | default | |", "|---|---|---|---|", *rows, ""])
 
 
-def _comments(kind: type) -> dict[str, str]:
+def comments(kind: type) -> dict[str, str]:
     """Field -> the comment on its line, of the class and those it extends."""
     told: dict[str, str] = {}
     for cls in reversed([c for c in kind.__mro__ if issubclass(c, Section) and c is not Section]):

@@ -2,22 +2,26 @@
 
 The user's loop stays as it is, on accelerate's own code. A model that `prepare` returns runs forward and backward as
 XLA programs inside torch's autograd graph; losses, `backward`, clipping, optimizers, schedulers, checkpoints and
-trackers remain torch's and accelerate's.
+trackers remain torch's and accelerate's. Every other public name is accelerate's own.
 """
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import accelerate
 import torch
 from accelerate import DistributedType
 
 from jaxtrain.errors import UserError
+from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import CompiledForward
 from torch_bridge.from_torch import unwrapped
 
-__all__ = ["Accelerator"]
+if TYPE_CHECKING:
+    from accelerate import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+else:
+    __getattr__, __dir__ = library_names(__name__, "accelerate")
 
 REFUSED = {
     DistributedType.DEEPSPEED: "DeepSpeed shards and steps the model itself",
@@ -33,6 +37,7 @@ class Accelerator(accelerate.Accelerator):
     UserError for DeepSpeed, FSDP, Megatron-LM and fp16.
     """
 
+    @signature_of(accelerate.Accelerator.__init__)
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         reason = REFUSED.get(self.distributed_type)
@@ -48,6 +53,7 @@ class Accelerator(accelerate.Accelerator):
     def lomo_backward(self, *arguments: Any, **options: Any) -> None:
         raise UserError("lomo_backward updates inside torch's backward pass, which is compiled; use another optimizer")
 
+    @signature_of(accelerate.Accelerator.prepare_model)
     def prepare_model(self, model: torch.nn.Module, *arguments: Any, **options: Any) -> torch.nn.Module:
         """Compile the model's forward and backward pass, then prepare it as accelerate does."""
         host_memory.keep()

@@ -19,6 +19,9 @@ OPTIMIZERS: tuple[Any, ...]
 class ImportPath:
     """Mark a setting that names code: `Annotated[str, ImportPath]`. Code in a stranger's run folder is not imported."""
 
+class _Checked(type(BaseModel)):
+    """Class of sections: what Python code gives wrongly is told as a file's mistakes are, in a UserError."""
+
 class Section(BaseModel, frozen=True):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -394,6 +397,7 @@ class CheckpointOptions(TypedDict, total=False):
     mirror: str | pathlib.PurePath | None
     write_back: bool
     save_precision: Literal['fp32', 'bf16', 'fp16'] | None
+    export: bool
     torch: Literal['original'] | None
 
 class CheckpointConfig(Section, frozen=True):
@@ -411,6 +415,8 @@ class CheckpointConfig(Section, frozen=True):
     """a model given to Trainer takes the weights at every checkpoint, not only at the end"""
     save_precision: Literal['fp32', 'bf16', 'fp16'] | None
     """of exported weights; null: as trained"""
+    export: bool
+    """write the best weights to exports/best.pt at the end of a run"""
     torch: Literal['original'] | None
     """original: also write the torch project's own checkpoint files"""
 
@@ -426,6 +432,7 @@ class CheckpointConfig(Section, frozen=True):
         mirror: str | pathlib.PurePath | None = None,
         write_back: bool = False,
         save_precision: Literal['fp32', 'bf16', 'fp16'] | None = None,
+        export: bool = True,
         torch: Literal['original'] | None = None,
     ) -> None: ...
 
@@ -580,6 +587,7 @@ class TrainingConfig(Section, frozen=True):
     task: str | None
     """a system's task ("digits.classify") or an importable one ("my_package.my_task")"""
     seed: int
+    """the bits of JAX's keys"""
     compat: Literal['correct', 'original']
     """original: the torch original's training procedure, faults too"""
     deterministic: bool
@@ -648,6 +656,9 @@ class TrainingConfig(Section, frozen=True):
         checkpoint_dir: str | pathlib.PurePath | None = ...,
         output_dir: str | pathlib.PurePath | None = ...,
     ) -> None: ...
+    @classmethod
+    def plain(cls, **settings: Any) -> 'TrainingConfig':
+        """Return the config of a plain torch loop: a constant rate, no clipping, no decay, but for what is given."""
 
 def nest_flat_names(values: dict) -> dict:
     """`{"learning_rate": 1e-4}` -> `{"optim": {"lr": 1e-4}}`; sections pass through.

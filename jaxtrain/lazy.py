@@ -1,9 +1,14 @@
 """Imports at first use, so that torch, Pillow or matplotlib load only in the runs that need them."""
 
+import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class lazy:
@@ -63,3 +68,41 @@ def lazy_attributes(package: str, names: Mapping[str, Iterable[str]]) -> Callabl
         return getattr(_imported(modules[name]), name)
 
     return __getattr__
+
+
+def _defined_in(value: Any, module: str) -> bool:
+    return getattr(value, "__module__", None) == module
+
+
+def library_names(module: str, *libraries: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a module that hands on the public names and submodules of libraries.
+
+    module: its `__name__`; its own names and submodules come first, then those of the first library. `from module
+    import *` gives all of them.
+    """
+
+    def __dir__() -> list[str]:
+        names = {name for name, value in vars(sys.modules[module]).items() if _defined_in(value, module)}
+        for library in map(_imported, libraries):
+            names |= set(getattr(library, "__all__", ())) or set(dir(library))
+        return sorted(name for name in names if not name.startswith("_"))
+
+    def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return __dir__()
+        if not name.startswith("_") or name == "__version__":
+            for library in (module, *libraries):
+                loaded = _imported(library)
+                if library != module and hasattr(loaded, name):
+                    return getattr(loaded, name)
+                if hasattr(loaded, "__path__") and importlib.util.find_spec(f"{library}.{name}") is not None:
+                    return _imported(f"{library}.{name}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}, nor has {' or '.join(libraries)}")
+
+    return __getattr__, __dir__
+
+
+def signature_of(original: Callable[P, R]) -> Callable[[Callable[..., Any]], Callable[P, R]]:
+    """Return a decorator that shows a function, which passes its arguments on, with another's parameters: to type
+    checkers, editors, help() and what builds command lines from signatures."""
+    return functools.wraps(original, assigned=("__annotations__",), updated=())

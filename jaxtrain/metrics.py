@@ -1,14 +1,17 @@
 """Metrics that two or more systems use, as additive statistics."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
 
-def correct(logits, labels, valid):
+def correct(logits: Any, labels: Any, valid: Any) -> Any:
     """Count valid rows whose first largest logit is the label's. logits: [batch, classes]; labels, valid: [batch]."""
     return jnp.where(valid, jnp.argmax(logits, axis=-1) == labels, False).sum().astype(jnp.float32)
 
 
-def ratio(part, whole) -> float:
+def ratio(part: Any, whole: Any) -> float:
     """Return part / whole of two sums; 0 if whole is 0."""
     return float(part) / float(whole) if whole else 0.0
 
@@ -20,5 +23,5 @@ class WholeSplit:
     different lengths are padded with -100.
     """
 
-    def __init__(self, function):
+    def __init__(self, function: Callable[[Any, Any], Any]):
         self.function = function

@@ -2,21 +2,22 @@
 
 The loop stays transformers' own: arguments, collators, schedulers, callbacks, logging, evaluation and `checkpoint-N/`
 folders are its code. Only forward, backward, clipping and the optimizer's update of a step run as one XLA program, on
-the optimizer and scheduler that transformers made; either side resumes the other's checkpoints.
+the optimizer and scheduler that transformers made; either side resumes the other's checkpoints. Every other public name
+is transformers' own: `from jaxtrain.transformers import AutoTokenizer, Trainer, TrainingArguments`.
 """
 
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
+from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets.map_style import TorchRandom
@@ -25,7 +26,10 @@ from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
 from torch_bridge.training.python_items import PythonItems
 
-__all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
+if TYPE_CHECKING:
+    from transformers import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+else:
+    __getattr__, __dir__ = library_names(__name__, "transformers")
 
 REFUSED = {
     "fp16": "float16 needs a loss scale inside the step; use bf16=True",
@@ -60,28 +64,28 @@ class _Unseen:
         vars(owner)[self.name] = types.MappingProxyType({"value": value})
 
 
-class _CompiledTraining:
-    """Mixin of both trainers: replaces transformers' training step, and writes weights back before evaluation and
-    saving."""
+class CompiledTraining:
+    """Mixin in front of a trainer of transformers, or of a library that builds on it: replaces the training step, and
+    writes weights back before evaluation and saving."""
 
     _step: Any = _Unseen()  # CompiledStep; None before the first step
     _lengths: Any = _Unseen()  # RoundedLengths
     _items: Any = _Unseen()  # PythonItems
     _logs = False  # compute_loss calls self.log
     _micro = 0  # micro-batches since the last update
+    _apart = True  # a training_step called outside train() runs in torch and leaves gradients
 
-    def __init__(self, *arguments: Any, **options: Any):
-        given = options.get("args", arguments[1] if len(arguments) > 1 else None)  # before anything is uploaded
+    def create_accelerator_and_postprocess(self) -> None:
+        """Refuse arguments without a counterpart. transformers calls this before it uploads or builds anything."""
         for name, advice in REFUSED.items():
-            value: Any = given
+            value: Any = self.args
             for part in name.split("."):
                 value = getattr(value, part, None)
             if value:
                 raise UserError(f"TrainingArguments.{name}={value!r} has no counterpart here: {advice}")
-        super().__init__(*arguments, **options)
         if self.args.n_gpu > 1:
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
-        self._apart = True  # a training_step called outside train() runs in torch and leaves gradients
+        super().create_accelerator_and_postprocess()
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -121,10 +125,11 @@ class _CompiledTraining:
         self._micro = 0 if updating else self._micro + 1
         return torch.tensor(float(loss), device=self.args.device)
 
-    def _own(self, method: str) -> bool:
-        """Return True if a user's subclass overrides this method."""
-        owner = next(kind for kind in type(self).__mro__ if method in vars(kind))
-        return not owner.__module__.startswith(("transformers.", "jaxtrain."))
+    def _overriding(self, method: str) -> str:
+        """Return the name of a class that overrides a method: a user's, or one of a library on top of transformers."""
+        kinds = (kind for kind in type(self).__mro__ if method in vars(kind))
+        names = (kind.__name__ for kind in kinds if not kind.__module__.startswith(("transformers.", "jaxtrain.")))
+        return next(names, "")
 
     def _go_apart(self, reason: str) -> None:
         """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled."""
@@ -182,7 +187,7 @@ class _CompiledTraining:
         self._items = PythonItems("compute_loss")
         callbacks = self.callback_handler.callbacks
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
-        readers += [f"{type(self).__name__}.{name}" for name in STEP_METHODS if self._own(name)]
+        readers += [f"{kind}.{name}" for name in STEP_METHODS if (kind := self._overriding(name))]
         processes = self.args.world_size
         self._apart = processes > 1 or bool(readers)
         if self._apart:
@@ -193,6 +198,7 @@ class _CompiledTraining:
         finally:
             self._apart = True
 
+    @signature_of(transformers.Trainer.log)
     def log(self, *arguments: Any, **options: Any) -> None:
         """Log as transformers does. A compute_loss that logs is run by torch, as a recording has no values to log."""
         if RECORDING.active:
@@ -204,10 +210,12 @@ class _CompiledTraining:
         self.sync()
         return super()._finalize_training(*arguments, **options)
 
+    @signature_of(transformers.Trainer.evaluation_loop)
     def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
         self.sync()
         return super().evaluation_loop(*arguments, **options)
 
+    @signature_of(transformers.Trainer.save_model)
     def save_model(self, *arguments: Any, **options: Any) -> None:
         self.sync()
         super().save_model(*arguments, **options)
@@ -226,9 +234,9 @@ def _overrides(callback: Any, hooks: tuple[str, ...]) -> bool:
     )
 
 
-class Trainer(_CompiledTraining, transformers.Trainer):
+class Trainer(CompiledTraining, transformers.Trainer):
     """transformers.Trainer with a compiled training step. Arguments, methods and files are transformers' own."""
 
 
-class Seq2SeqTrainer(_CompiledTraining, transformers.Seq2SeqTrainer):
+class Seq2SeqTrainer(CompiledTraining, transformers.Seq2SeqTrainer):
     """transformers.Seq2SeqTrainer with a compiled training step; generation runs in torch on the trained weights."""

@@ -14,6 +14,7 @@ TORCH_PACKAGES = {
     "comparison",
     "call_program",
     "compiled_call",
+    "evaluated_module",
     "torch_edits",
     "setting_edits",
     "files",

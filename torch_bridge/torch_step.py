@@ -68,7 +68,7 @@ class TorchStep:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's outputs in evaluation mode; its mode is restored afterwards."""
-        return evaluate(self.module, self._moved(args), self._moved(kwargs))
+        return in_evaluation(self.module, self.module, self._moved(args), self._moved(kwargs))
 
     def _autocast(self) -> Any:
         return torch.autocast(self._device().type, torch.bfloat16, enabled=self.lowered)
@@ -103,12 +103,12 @@ def clip_and_step(module: Any, optimizer: Any, clip_norm: float | None, scaler: 
 
 
 @torch.no_grad()
-def evaluate(module: torch.nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-    """Call a module in evaluation mode and restore the modes."""
+def in_evaluation(module: torch.nn.Module, function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    """Call a function, such as the module or one of its methods, while the module is in evaluation mode."""
     modes = [(inner, inner.training) for inner in module.modules()]
     module.eval()
     try:
-        return module(*args, **kwargs)
+        return function(*args, **kwargs)
     finally:
         for inner, training in modes:
             inner.training = training

@@ -3,7 +3,7 @@
 import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtrain.compiled_step.shared_weights import SharedWeights
 from jaxtrain.compiled_step.step import CompiledStep
@@ -21,17 +21,17 @@ __all__ = ["CompiledStep", "CompiledSteps", "compile", "compile_many"]
 
 def compile(
     module: Any,
-    loss_fn: Callable,
+    loss_fn: Callable[..., Any],
     optimizer: Any,
     scheduler: Any = None,
     *,
     accumulate: int = 1,
-    precision: str = "fp32",
+    precision: Literal["fp32", "bf16"] = "fp32",
     clip_norm: float | None = None,
     shard: str = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
-) -> "CompiledStep":
+) -> CompiledStep:
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
     module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
@@ -68,12 +68,12 @@ def compile_many(
     updates: Mapping[str, tuple],
     *,
     accumulate: int = 1,
-    precision: str = "fp32",
+    precision: Literal["fp32", "bf16"] = "fp32",
     clip_norm: float | None = None,
     shard: str = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
-) -> "CompiledSteps":
+) -> CompiledSteps:
     """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
 
     modules: torch modules by name. updates: by name (loss_fn, optimizer) or (loss_fn, optimizer, scheduler); loss_fn

@@ -94,7 +94,7 @@ class CompiledForward:
 
         if self.step.ahead:
             self.step.write()
-        return torch_step.evaluate(self.module, args, kwargs)
+        return torch_step.in_evaluation(self.module, self.module, args, kwargs)
 
     def _program(self, graph: Any, places: tuple, constants: tuple) -> Callable:
         record, prefix = self._record, self.prefix

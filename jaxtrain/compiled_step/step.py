@@ -1,7 +1,7 @@
 """One compiled update of shared weights, and several of them."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,6 +16,9 @@ from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+
+if TYPE_CHECKING:
+    from torch_bridge.evaluated_module import EvaluatedModule
 
 MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more, torch takes over
 
@@ -44,7 +47,7 @@ class CompiledStep:
         self.refusals = weights.bridge.Refusals()
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes, self.items = SeenShapes(), weights.bridge.BatchItems(getattr(loss_fn, "__name__", "the loss"))
-        self._forwards: dict[str, CompiledForward] = {}
+        self._forwards: dict[str, tuple[CompiledForward, EvaluatedModule]] = {}
         self.parts: dict[str, Any] = {}
         self.grad_norm: Any = None
 
@@ -234,19 +237,24 @@ class CompiledStep:
         if self.scheduler is not None:
             self.scheduler.step()
 
-    def eval(self, name: str | None = None) -> Callable:
-        """Return a compiled forward pass of the module (of `name`, if there are several) in evaluation mode.
+    def eval(self, name: str | None = None) -> "EvaluatedModule":
+        """Return the module (`name`, if there are several) in evaluation mode, with a compiled forward pass.
 
-        It takes the module's arguments and returns torch tensors, computed with the newest weights. All calls of one
-        module give the same object, which keeps its programs.
+        It behaves as the module: a call takes its arguments and returns torch tensors, computed with the newest
+        weights; parameters(), state_dict() and its own attributes are the module's. The mode in which the step trains
+        stays as it is. All calls for one module give the same object, which keeps its programs.
         """
         name = next(iter(self.weights.given)) if name is None else name
         if name not in self.weights.given:
             raise UserError(f"eval: no module {name!r}; there are {', '.join(self.weights.given)}")
-        kept = self._forwards.get(name)
-        if kept is None or kept.generation != self.weights.generation:
-            kept = self._forwards[name] = CompiledForward(self, name)
-        return kept
+        forward, evaluated = self._forwards.get(name, (None, None))
+        if forward is None or evaluated is None or forward.generation != self.weights.generation:
+            from torch_bridge.evaluated_module import EvaluatedModule
+
+            forward = CompiledForward(self, name)
+            evaluated = EvaluatedModule(forward.module, forward)
+            self._forwards[name] = forward, evaluated
+        return evaluated.eval()
 
     def sync(self, overwrite: bool = False) -> None:
         """Write weights, buffers and optimizer state back into the torch objects.

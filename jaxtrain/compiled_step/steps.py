@@ -1,9 +1,12 @@
 """Several updates over shared weights."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from jaxtrain.compiled_step.step import CompiledStep
+
+if TYPE_CHECKING:
+    from torch_bridge.evaluated_module import EvaluatedModule
 
 
 class CompiledSteps:
@@ -24,6 +27,6 @@ class CompiledSteps:
         for step in self.steps.values():
             step.sync()
 
-    def eval(self, name: str) -> Callable:
-        """Return a compiled forward pass of one module in evaluation mode."""
+    def eval(self, name: str) -> "EvaluatedModule":
+        """Return one module in evaluation mode, with a compiled forward pass; see CompiledStep.eval."""
         return next(iter(self.steps.values())).eval(name)

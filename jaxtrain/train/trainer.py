@@ -5,7 +5,7 @@ import copy
 import pathlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from flax import nnx
 
@@ -62,7 +62,7 @@ class Trainer:
     Raises UserError for every error that the user can fix.
 
     exported: the file of the best weights that `train` has written, run folder/exports/best.pt; None before.
-    `program` holds what the run compiles: step, hyper-parameters, evaluation.
+    `program`: step, hyper-parameters, evaluation, as compiled.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Trainer:
         config: TrainingConfig | None = None,
         *,
         task: Task | str | None = None,
-        loss: Callable | None = None,
+        loss: Callable[..., Any] | None = None,
         optimizer: Any = None,
         scheduler: Any = None,
-        scheduler_interval: str = "step",
+        scheduler_interval: Literal["step", "epoch"] = "step",
         metrics: Mapping[str, Any] | None = None,
-        compute_metrics: Callable | None = None,
+        compute_metrics: Callable[..., Any] | None = None,
         callbacks: Sequence[Any] = (),
         lora: LoraConfig | Mapping[str, Any] | None = None,
         devices: list | None = None,
@@ -153,11 +153,13 @@ class Trainer:
     def steps_per_epoch(self) -> int:
         return self.program.steps_per_epoch
 
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
-        if name.startswith("_") or "program" not in self.__dict__:
-            raise AttributeError(f"Trainer has no attribute {name!r}")
-        return getattr(self.program, name)
+    if not TYPE_CHECKING:  # else a type checker takes every misspelt name for an attribute of Program
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
+            if name.startswith("_") or "program" not in self.__dict__:
+                raise AttributeError(f"Trainer has no attribute {name!r}")
+            return getattr(self.program, name)
 
     def source(self, split: str) -> Any:
         """Return the dataset of a split; None if there is none."""

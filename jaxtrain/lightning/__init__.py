@@ -2,14 +2,18 @@
 
 The loop stays Lightning's own: flags, callbacks, loggers, progress, validation and `.ckpt` files are its code. Only
 `training_step`, its backward pass, clipping and the optimizer's update run as one XLA program. If that is impossible
-(manual optimization, several devices, hooks on gradients), the modules run compiled and torch does the rest.
+(manual optimization, several devices, hooks on gradients), the modules run compiled and torch does the rest. Every
+other public name of `lightning` and of `lightning.pytorch` is Lightning's own: `import jaxtrain.lightning as L` serves
+for both.
 """
 
 import contextlib
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import pytorch as pl
@@ -23,6 +27,7 @@ from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
+from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compiled_forwards
 from torch_bridge.datasets.map_style import TorchRandom
@@ -32,6 +37,16 @@ from torch_bridge.lowering.python.names import mentions
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
 from torch_bridge.training.recorded_step import StepRecorder
+
+if TYPE_CHECKING:
+    from lightning import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+    from lightning.pytorch import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+
+    from jaxtrain.lightning import cli as cli
+    from jaxtrain.lightning.cli import LightningCLI as LightningCLI
+else:
+    __getattr__, __dir__ = library_names(__name__, "lightning.pytorch", "lightning", f"{__name__}.cli")
+pytorch: ModuleType = sys.modules[__name__]  # L.pytorch.Trainer is the compiled one, too
 
 GRADIENT_HOOKS = (
     "on_before_backward",
@@ -50,6 +65,7 @@ LIBRARIES = ("lightning.", "pytorch_lightning.", __name__)
 class Trainer(pl.Trainer):
     """lightning.Trainer with a compiled training step. Flags, methods and files are Lightning's own."""
 
+    @signature_of(pl.Trainer.__init__)
     def __init__(self, *arguments: Any, **options: Any):
         for name in ("callbacks", "logger"):
             given = options.get(name)
@@ -66,6 +82,7 @@ class Trainer(pl.Trainer):
         if self.world_size > 1 and getattr(self.strategy, "_layer_sync", None) is not None:
             raise UserError("Trainer(sync_batchnorm=True) has no counterpart on several processes; leave it out")
 
+    @signature_of(pl.Trainer.fit)
     def fit(self, model: Any, *arguments: Any, **options: Any) -> None:
         """Train as Lightning does. Raises UserError at the first call of a module that cannot be converted."""
         model = unwrapped(model)  # torch.compile's wrapper is removed
@@ -106,6 +123,7 @@ class Trainer(pl.Trainer):
             self.sync()  # before callbacks read the weights in on_exception
             raise
 
+    @signature_of(pl.Trainer.save_checkpoint)
     def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
         self.sync()
         super().save_checkpoint(*arguments, **options)

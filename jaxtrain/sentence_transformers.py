@@ -1,0 +1,33 @@
+"""sentence-transformers' trainers with a compiled step: `from jaxtrain.sentence_transformers import
+SentenceTransformerTrainer`.
+
+Losses, collators, samplers, evaluators and files are the library's own, and so is every other public name.
+"""
+
+from typing import TYPE_CHECKING
+
+import sentence_transformers
+
+from jaxtrain.lazy import library_names
+from jaxtrain.transformers import CompiledTraining
+
+if TYPE_CHECKING:
+    from sentence_transformers import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+else:
+    __getattr__, __dir__ = library_names(__name__, "sentence_transformers")
+
+
+class SentenceTransformerTrainer(CompiledTraining, sentence_transformers.SentenceTransformerTrainer):
+    """sentence_transformers.SentenceTransformerTrainer with a compiled training step."""
+
+
+class CrossEncoderTrainer(CompiledTraining, sentence_transformers.CrossEncoderTrainer):
+    """sentence_transformers.CrossEncoderTrainer with a compiled training step."""
+
+
+class SparseEncoderTrainer(CompiledTraining, sentence_transformers.SparseEncoderTrainer):
+    """sentence_transformers.SparseEncoderTrainer with a compiled training step."""
+
+
+class MultiVectorEncoderTrainer(CompiledTraining, sentence_transformers.MultiVectorEncoderTrainer):
+    """sentence_transformers.MultiVectorEncoderTrainer with a compiled training step."""

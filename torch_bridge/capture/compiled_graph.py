@@ -80,7 +80,7 @@ class CompiledGraph:
         except (CannotRecord, NotImplementedError) as error:
             if self._kind == "backward" and self._halves.stores_state:
                 raise UserError(
-                    "the backward pass repeats random numbers of the forward pass (checkpoint), and has no form in JAX: "
+                    "the backward pass repeats random numbers of the forward pass, in a checkpoint, without a form in JAX: "
                     f"{error}. Leave this part out of torch.compile, by torch.compiler.disable"
                 ) from error
             self._leave(str(error))

@@ -50,7 +50,6 @@ class AtenProgram:
         self.passed = {o: places[node] for o, node in enumerate(self.outputs) if node in places}
         self._sizes = [i for i in self.host.numbers if self.host.is_size[i]]
         self._free = [i for i in self.host.numbers if not self.host.is_size[i] and self._is_read(self.inputs[i])]
-        self._wide = [node for node in self.inputs if _is_int64(node)]
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Numbers, list[Any]]:
         """Compute the numbers of a call. inputs: tensors and numbers as torch passes them. Return them, and all inputs
@@ -73,8 +72,9 @@ class AtenProgram:
         for places, given in ((self._sizes, numbers.sizes), (self._free, numbers.free)):
             for place, number in zip(places, given, strict=True):
                 values[place] = number
-        for node in self._wide:
-            call.bounds[node] = wide_integers.COUNTER
+        for place, node in enumerate(self.inputs):
+            if _is_int64(node) and getattr(values[place], "dtype", None) != np.int64:
+                call.bounds[node] = wide_integers.COUNTER
         results = run_graph(self.module, values, call)
         return results if self._hand_on else [None if o in self.passed else r for o, r in enumerate(results)]
 

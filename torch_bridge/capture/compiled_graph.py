@@ -76,12 +76,13 @@ class CompiledGraph:
         if self._why or (self._halves.in_torch and self._halves.stores_state):
             return self._in_torch(inputs)
         try:
-            outputs = self._in_jax(inputs)
+            with precision(self._wide):
+                outputs = self._in_jax(inputs)
         except (CannotRecord, NotImplementedError) as error:
             if self._kind == "backward" and self._halves.stores_state:
                 raise UserError(
-                    "the backward pass repeats random numbers of the forward pass, in a checkpoint, without a form in JAX: "
-                    f"{error}. Leave this part out of torch.compile, by torch.compiler.disable"
+                    f"the backward pass draws random numbers of the forward pass again (checkpoint), where {error}. "
+                    "Leave this part out of torch.compile, by torch.compiler.disable"
                 ) from error
             self._leave(str(error))
             return self._in_torch(inputs)
@@ -110,8 +111,7 @@ class CompiledGraph:
         if self._indices is not None:
             self._indices.check(every, lambda: program.symbols)
         seed = int(torch.randint(1 << 31, ())) if self._draws else 0
-        with precision(self._wide):
-            outputs, asserted = program.compute(arrays, numbers.free, np.uint32(seed))
+        outputs, asserted = program.compute(arrays, numbers.free, np.uint32(seed))
         self._programs[key] = program
         if not all(asserted) or (self._raises and not all(map(_is_finite, outputs))):
             return None

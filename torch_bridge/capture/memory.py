@@ -17,6 +17,7 @@ import torch
 from torch_bridge.capture.aten_program import fits
 from torch_bridge.datasets import in_host_memory
 from torch_bridge.exchange import to_array
+from torch_bridge.lowering import wide_integers
 
 Order = tuple[int, ...] | None  # axes from the outermost in memory to the innermost; None: as they are
 
@@ -62,9 +63,11 @@ def _dtype_of(tensor: torch.Tensor) -> np.dtype:
     return jnp.dtype(str(tensor.dtype).removeprefix("torch."))
 
 
-def _on_host(tensor: torch.Tensor) -> np.ndarray:
+def _on_host(tensor: torch.Tensor) -> Any:
     array = in_host_memory(tensor)
-    return array.astype(np.int32) if array.dtype == np.int64 and fits(array) else array
+    if array.dtype != np.int64 or jax.config.jax_enable_x64:
+        return array
+    return array.astype(np.int32) if fits(array) else wide_integers.array(array)
 
 
 class Layout:

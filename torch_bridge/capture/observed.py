@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.dtypes import category, jax_dtype
 from torch_bridge.lowering.errors import NoForm
 
 _ASSERTS = ("aten._assert_async.msg", "aten._assert_async.default", "aten._assert_scalar.default")
 
 
 class Observed:
-    """Called with each node and its value. asserted: conditions that torch asserts, for the host to look at.
+    """Called with each node and its value; returns the value in torch's dtype. asserted: conditions that torch asserts,
+    for the host to look at.
 
-    Raises NoForm where a lowering gives another dtype or shape than torch.
+    Raises NoForm where a lowering gives another shape than torch, or a dtype that holds less.
     """
 
     def __init__(self, module: torch.fx.GraphModule, symbols: Mapping[Any, int]):
@@ -25,25 +26,27 @@ class Observed:
         asserts = [node for node in module.graph.nodes if str(node.target) in _ASSERTS]
         self._conditions = {node.args[0] for node in asserts if isinstance(node.args[0], torch.fx.Node)}
 
-    def __call__(self, node: torch.fx.Node, value: Any) -> None:
+    def __call__(self, node: torch.fx.Node, value: Any) -> Any:
         if node in self._conditions and hasattr(value, "dtype"):
             self.asserted.append(jnp.all(value != 0))
         traced = node.meta.get("val")
-        several = isinstance(traced, (tuple, list)) and isinstance(value, (tuple, list))
-        for wanted, got in zip(traced, value, strict=False) if several else ((traced, value),):
-            if isinstance(wanted, torch.Tensor) and hasattr(got, "dtype"):
-                self._compare(node, wanted, got)
+        if isinstance(traced, (tuple, list)) and isinstance(value, (tuple, list)):
+            return type(value)(self._settled(node, *pair) for pair in zip(traced, value, strict=False))
+        return self._settled(node, traced, value)
 
-    def _compare(self, node: torch.fx.Node, wanted: torch.Tensor, got: Any) -> None:
-        dtype = jax_dtype(wanted.dtype)
-        if got.dtype != dtype and not (wanted.dtype is torch.int64 and got.dtype == np.int64):
-            reason = f"{node.target} gives {got.dtype} in JAX and {wanted.dtype} in torch"
-            raise NoForm(reason, node.stack_trace)
-        if any(isinstance(size, torch.SymInt) and not _is_known(size, self._symbols) for size in wanted.shape):
-            return  # the data decide
-        shape = tuple(concrete(size, self._symbols) for size in wanted.shape)
-        if tuple(got.shape) != shape:
+    def _settled(self, node: torch.fx.Node, wanted: Any, got: Any) -> Any:
+        if not isinstance(wanted, torch.Tensor) or not hasattr(got, "dtype"):
+            return got
+        known = [_is_known(size, self._symbols) for size in wanted.shape]
+        shape = tuple(concrete(size, self._symbols) for size in wanted.shape) if all(known) else got.shape
+        if tuple(got.shape) != shape:  # an axis that the data decide is not known
             raise NoForm(f"{node.target} gives {tuple(got.shape)} in JAX and {shape} in torch", node.stack_trace)
+        dtype = jax_dtype(wanted.dtype)
+        if got.dtype == dtype or (wanted.dtype is torch.int64 and got.dtype in (np.int32, np.int64)):
+            return got
+        if category(dtype) == category(got.dtype) == 2 and got.dtype.itemsize > dtype.itemsize:
+            return got.astype(dtype)  # computed in float32, as torch does inside the operator
+        raise NoForm(f"{node.target} gives {got.dtype} in JAX and {wanted.dtype} in torch", node.stack_trace)
 
 
 def concrete(size: Any, symbols: Mapping[Any, int]) -> int:
@@ -51,5 +54,5 @@ def concrete(size: Any, symbols: Mapping[Any, int]) -> int:
     return size if isinstance(size, int) else int(size.node.expr.xreplace(symbols))
 
 
-def _is_known(size: torch.SymInt, symbols: Mapping[Any, int]) -> bool:
-    return size.node.expr.free_symbols <= symbols.keys()
+def _is_known(size: Any, symbols: Mapping[Any, int]) -> bool:
+    return isinstance(size, int) or size.node.expr.free_symbols <= symbols.keys()

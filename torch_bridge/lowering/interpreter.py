@@ -22,7 +22,7 @@ from torch_bridge.lowering import selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
-from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, is_array
+from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.raising import raising
@@ -288,9 +288,8 @@ def run_graph(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call
         elif len(nodes) > 1:
             values |= _recomputed(graph_module, nodes, values, call)
         else:
-            values[node] = _value(graph_module, node, values, call)
-            if call.observe is not None:
-                call.observe(node, values[node])
+            value = _value(graph_module, node, values, call)
+            values[node] = value if call.observe is None else call.observe(node, value)
         for used in (used for node in nodes for used in node.all_input_nodes):
             remaining[used] -= 1
         for done in {used for node in nodes for used in (node, *node.all_input_nodes)}:
@@ -378,8 +377,7 @@ def _attribute(graph_module, target: str) -> Any:
 def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call: Call) -> Any:
     target: Any = node.target
     if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in HIGHER_ORDER:
-        runner = lambda inner: lambda *given: tuple(run_graph(inner, given, call))
-        return HIGHER_ORDER[str(target)](runner, *args, **kwargs)
+        return HIGHER_ORDER[str(target)](Runner(run_graph, call, node), *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
         lower = cast(Callable, TABLE.get(str(target)))  # None for some that select by values
         plain = lambda args, kwargs: wide_integers.evaluate(lower, call, node, args, kwargs)

@@ -48,8 +48,17 @@ class AtenProgram:
         self.tensors = [i for i, node in enumerate(self.inputs) if is_tensor(node) and self._is_read(node)]
         places = {node: place for place, node in enumerate(self.inputs)}
         self.passed = {o: places[node] for o, node in enumerate(self.outputs) if node in places}
+        self._sort_numbers()
+
+    def _sort_numbers(self) -> None:
         self._sizes = [i for i in self.host.numbers if self.host.is_size[i]]
         self._free = [i for i in self.host.numbers if not self.host.is_size[i] and self._is_read(self.inputs[i])]
+
+    def freeze_numbers(self) -> bool:
+        """Make all numbers constants of the program, for operators that must know them. Return False if they were."""
+        changed = self.host.freeze()
+        self._sort_numbers()
+        return changed
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Numbers, list[Any]]:
         """Compute the numbers of a call. inputs: tensors and numbers as torch passes them. Return them, and all inputs

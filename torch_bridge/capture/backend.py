@@ -57,5 +57,11 @@ def jaxtrain(
     backend = torch_api.autograd_backend(
         compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules()
     )
-    with one_operator():
-        return backend(gm, example_inputs)
+    try:
+        with one_operator():
+            return backend(gm, example_inputs)
+    except torch_api.CAPTURE_ERRORS:
+        raise
+    except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
+        log.warning("a graph runs in torch, as AOTAutograd refuses it: %s: %s", type(error).__name__, error)
+        return gm

@@ -79,6 +79,8 @@ class CompiledGraph:
             with precision(self._wide):
                 outputs = self._in_jax(inputs)
         except (CannotRecord, NotImplementedError) as error:
+            if self._program.freeze_numbers():
+                return self(inputs)
             if self._kind == "backward" and self._halves.stores_state:
                 raise UserError(
                     f"the backward pass draws random numbers of the forward pass again (checkpoint), where {error}. "
@@ -180,8 +182,10 @@ class _Program:
         results = self._program.run(arrays, Numbers(self._sizes, free), call)
         computed = []
         for place, (result, layout) in enumerate(zip(results, self._layouts, strict=True)):
-            if not hasattr(result, "dtype"):
+            if result is None or isinstance(result, bool | int | float):
                 self._constants[place] = result
+            elif not hasattr(result, "dtype"):
+                raise CannotRecord("it returns a tensor whose shape depends on the values of another")
             else:
                 computed.append(result if layout is None else layout.store(result))
         return computed, observed.asserted
@@ -190,8 +194,8 @@ class _Program:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if not isinstance(value, torch.Tensor):
             return None
-        known = lambda sizes: [concrete(size, self.symbols) for size in sizes]
-        return Layout(known(value.shape), known(value.stride()), value.dtype)
+        shape, strides = ([concrete(size, self.symbols) for size in sizes] for sizes in (value.shape, value.stride()))
+        return Layout((), (), value.dtype) if None in (*shape, *strides) else Layout(shape, strides, value.dtype)
 
 
 def symbols_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any]) -> dict[Any, int]:

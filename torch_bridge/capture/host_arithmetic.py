@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_SHAPED_BY_SCALARS = ("aten.arange.", "aten.range.")
 
 
 class HostArithmetic:
@@ -45,6 +46,12 @@ class HostArithmetic:
         self.numbers = [i for i, node in enumerate(every) if not isinstance(node.meta.get("val"), torch.Tensor)]
         self.is_size = {i: any(_as_size(user, every[i]) for user in every[i].users) for i in self.numbers}
 
+    def freeze(self) -> bool:
+        """Make every number one that XLA must know while it compiles. Return False if all were already."""
+        changed = not all(self.is_size.values())
+        self.is_size = dict.fromkeys(self.is_size, True)
+        return changed
+
     def compute(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the results for these inputs of the original graph."""
         return self._program(*inputs)
@@ -80,6 +87,8 @@ def _as_size(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     if user.op == "output":
         return False
     if not isinstance(user.target, torch._ops.OpOverload):
+        return True
+    if str(user.target).startswith(_SHAPED_BY_SCALARS):
         return True
     kinds = {argument.name: str(argument.type).lower() for argument in user.target._schema.arguments}
     pairs = [*zip(kinds.values(), user.args, strict=False), *((kinds.get(k, "int"), v) for k, v in user.kwargs.items())]

@@ -37,9 +37,8 @@ class Observed:
     def _settled(self, node: torch.fx.Node, wanted: Any, got: Any) -> Any:
         if not isinstance(wanted, torch.Tensor) or not hasattr(got, "dtype"):
             return got
-        known = [_is_known(size, self._symbols) for size in wanted.shape]
-        shape = tuple(concrete(size, self._symbols) for size in wanted.shape) if all(known) else got.shape
-        if tuple(got.shape) != shape:  # an axis that the data decide is not known
+        shape = tuple(concrete(size, self._symbols) for size in wanted.shape)
+        if None not in shape and tuple(got.shape) != shape:
             raise NoForm(f"{node.target} gives {tuple(got.shape)} in JAX and {shape} in torch", node.stack_trace)
         dtype = jax_dtype(wanted.dtype)
         if got.dtype == dtype or (wanted.dtype is torch.int64 and got.dtype in (np.int32, np.int64)):
@@ -49,10 +48,9 @@ class Observed:
         raise NoForm(f"{node.target} gives {got.dtype} in JAX and {wanted.dtype} in torch", node.stack_trace)
 
 
-def concrete(size: Any, symbols: Mapping[Any, int]) -> int:
-    """Return a size as a number. symbols: the values of the symbols in it."""
-    return size if isinstance(size, int) else int(size.node.expr.xreplace(symbols))
-
-
-def _is_known(size: Any, symbols: Mapping[Any, int]) -> bool:
-    return isinstance(size, int) or size.node.expr.free_symbols <= symbols.keys()
+def concrete(size: Any, symbols: Mapping[Any, int]) -> int | None:
+    """Return a size as a number; None if the data decide it. symbols: the values of the symbols in it."""
+    if isinstance(size, int):
+        return size
+    number = size.node.expr.xreplace(symbols)
+    return int(number) if number.is_number else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import aot_autograd as aot
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -17,6 +18,8 @@ from torch._guards import TracingContext
 from jaxtrain.errors import UserError
 
 FIRST_TORCH = "2.13"  # the oldest torch that the tests cover
+
+CAPTURE_ERRORS = (TorchDynamoException,)  # those by which Dynamo steers its own capture
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[[list], list]]
 

@@ -53,11 +53,11 @@ for _name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg
     _transposed(f"{_name}_backward.default", f"aten.{_name}.default")
 
 
-def _max_pool(name: str) -> None:
+def _max_pool(name: str, axes: int) -> None:
     @lowering(f"{name}_backward.default")
-    def run(call, slope, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-        """Add each slope at the position that the forward pass has picked."""
-        space = x.ndim - (2 if name.startswith("max_pool2d") else 3)
+    def run(call, slope, x, *options):
+        """Add each slope at the position that the forward pass has picked, the last argument."""
+        indices, space = options[-1], x.ndim - axes
         flat = lambda y: y.reshape(*y.shape[:space], -1)
         rows = flat(jnp.zeros(x.shape, slope.dtype)).reshape(-1, max(flat(x).shape[-1], 1))
         places, slopes = (flat(y).reshape(rows.shape[0], -1) for y in (indices, slope))
@@ -65,8 +65,16 @@ def _max_pool(name: str) -> None:
         return rows.at[at, places].add(slopes).reshape(x.shape)
 
 
-_max_pool("max_pool2d_with_indices")
-_max_pool("max_pool3d_with_indices")
+_max_pool("max_pool2d_with_indices", 2)
+_max_pool("max_pool3d_with_indices", 3)
+_max_pool("adaptive_max_pool2d", 2)
+_max_pool("adaptive_max_pool3d", 3)
+
+
+@lowering("rrelu_with_noise_backward.default")
+def rrelu_backward(call, slope, x, noise, lower, upper, training, self_is_result):
+    """noise: the factors that forward has drawn."""
+    return slope * noise if training and upper - lower > 1e-6 else jnp.where(x > 0, slope, slope * (lower + upper) / 2)
 
 
 def _grid(name: str) -> None:
@@ -126,3 +134,20 @@ def attention_backward(call, slope, q, k, v, mask, causal, scale, grouped, of_ma
     if of_mask:
         return list(pulled(lambda *x: attention(call, *x, causal, scale, grouped), slope, q, k, v, mask))
     return list(pulled(lambda *x: attention(call, *x, mask, causal, scale, grouped), slope, q, k, v))
+
+
+@lowering("_scaled_dot_product_flash_attention_for_cpu.default")
+def flash_attention(call, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    """Return attention, and the logarithms of the sums of its rows, which torch's backward of this operator reads."""
+    scores = jnp.einsum("...qd,...kd->...qk", q, k, preferred_element_type=jnp.promote_types(q.dtype, jnp.float32))
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = jnp.where(attn_mask, scores, -jnp.inf) if attn_mask.dtype == jnp.bool_ else scores + attn_mask
+    if is_causal:
+        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+    return attention(call, q, k, v, attn_mask, is_causal, scale, False), jax.nn.logsumexp(scores, -1)
+
+
+@lowering("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def flash_attention_backward(call, slope, q, k, v, y, sums, dropout_p, is_causal, *, attn_mask=None, scale=None):
+    return attention_backward(call, slope, q, k, v, attn_mask, is_causal, scale, False, False)

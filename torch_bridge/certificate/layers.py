@@ -40,10 +40,11 @@ class LayerRecord:
     def begin(self) -> None:
         self._values = {key: [] for key in self._order}
 
-    def observe(self, node: torch.fx.Node, value: Any) -> None:
-        """Keep the value of a node if it is used outside its submodule call."""
+    def observe(self, node: torch.fx.Node, value: Any) -> Any:
+        """Keep the value of a node if it is used outside its submodule call; return it."""
         for key in self._calls.get(node, ()):
             self._values[key] += [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "shape")]
+        return value
 
     def outputs(self) -> list[list[Any]]:
         """Return the values of every call, in the order in which the calls end."""

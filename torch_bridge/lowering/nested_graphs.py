@@ -1,8 +1,10 @@
 """Lowerings of operators that hold graphs: branches and loops, gradients that a module's code defines, hooks.
 
-Each takes `runner`, which makes a graph callable: runner(graph)(*arguments) returns the tuple of its results.
+Each takes a Runner: runner(graph)(*arguments) returns the tuple of the graph's results.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +15,19 @@ from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.operators.derivatives import underived
 from torch_bridge.lowering.recording.gradients import GRADIENT, HOOK, OWN_GRADIENT
 from torch_bridge.lowering.recording.module_hooks import ENTER, LEAVE
+from torch_bridge.lowering.table import TABLE, Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """Makes a graph callable: `runner(graph)(*arguments)`. node: the one that is computed."""
+
+    run_graph: Callable[..., list]
+    call: Call
+    node: Any
+
+    def __call__(self, graph: Any) -> Callable[..., tuple]:
+        return lambda *arguments: tuple(self.run_graph(graph, arguments, self.call))
 
 
 def is_array(value: Any) -> bool:
@@ -150,6 +165,21 @@ def _autocast(runner, device, dtype, enabled, cache, body, *arguments):
     return runner(body)(*arguments)
 
 
+def _draw_and_store(runner, operator, *arguments, **options):
+    """Return a random state, and what the operator draws from it: torch.utils.checkpoint draws the same again."""
+    key = runner.call.key()
+    drawn = TABLE[str(operator)](Call(lambda: key), *arguments, **options)
+    bits = jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.uint8).reshape(-1)
+    return bits, drawn
+
+
+def _draw_again(runner, state, operator, *arguments, **options):
+    data = jax.random.key_data(jax.random.key(0))
+    bits = state[: data.size * data.dtype.itemsize].reshape(*data.shape, -1)
+    key = jax.random.wrap_key_data(jax.lax.bitcast_convert_type(bits, data.dtype))
+    return TABLE[str(operator)](Call(lambda: key), *arguments, **options)
+
+
 HIGHER_ORDER = {
     "cond": _cond,
     "while_loop": _while_loop,
@@ -162,4 +192,6 @@ HIGHER_ORDER = {
     HOOK: _hook,
     ENTER: _enter,
     LEAVE: _leave,
+    "run_and_save_rng_state": _draw_and_store,
+    "run_with_rng_state": _draw_again,
 }

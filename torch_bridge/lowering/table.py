@@ -23,7 +23,7 @@ class Call:
 
     rngs: Callable[[], jax.Array] | None = None
     valid: Any = None
-    observe: Callable[[Any, Any], None] | None = None  # called with each node of the graph and its value
+    observe: Callable[[Any, Any], Any] | None = None  # (node of the graph, its value) -> the value to go on with
     bounds: dict = dataclasses.field(default_factory=dict)  # (low, high) of integers, by node of the running graph
     _drawn: int = 0
 

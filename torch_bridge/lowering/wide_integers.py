@@ -34,7 +34,7 @@ _KEEPING = _GROWING | set(
     "permute transpose t unsqueeze squeeze slice select split split_with_sizes unbind cat stack repeat flip roll clone "
     "alias detach amax amin max min masked_fill full_like zeros_like ones_like item _local_scalar_dense logical_not "
     "any all copy tril triu lift_fresh_copy slice_scatter select_scatter type_as equal gcd constant_pad_nd "
-    "sort argsort topk fill".split()
+    "sort argsort topk fill scalar_tensor full".split()
 )
 _TRUNCATING = ("aten._to_copy.default", "aten.type_as.default")
 _PICKING = set("embedding gather index _unsafe_index index_select take embedding_bag _embedding_bag".split())

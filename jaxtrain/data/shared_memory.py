@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxtrain.data import mapped_files
 from jaxtrain.errors import DataError
 
 ALIGNMENT = 64  # bytes; JAX uses arrays with this alignment without a copy
@@ -28,28 +29,43 @@ FOLDER = pathlib.Path("/dev/shm") if pathlib.Path("/dev/shm").is_dir() else path
 
 
 class Packing(pickle.Pickler):
-    """Pickler that keeps array data out of the pickle, also for bfloat16 and similar dtypes, which numpy would put in.
+    """Pickler that keeps array data out of the pickle, also of subclasses and of bfloat16 and similar dtypes, which
+    numpy would put in.
 
-    table: type -> reduce function, as in copyreg, for further types.
+    table: type -> reduce function, as in copyreg, for further types. mapped: pass arrays in memory-mapped files on by
+    path.
     """
 
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], table: dict | None = None):
+    def __init__(
+        self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], table: dict | None = None, mapped: bool = False
+    ):
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self.table = table or {}
+        self.table, self.mapped = table or {}, mapped
         self.of_main: list[str] = []  # functions and classes of the main script, pickled by name
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FUNCTIONS) and getattr(value, "__module__", None) == "__main__":
             self.of_main.append(value.__qualname__)
-        if isinstance(value, np.ndarray) and value.dtype.kind == "V" and value.dtype.fields is None:
-            plain = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").reshape(value.shape)
-            return _viewed, (plain, value.dtype)
         reduce = self.table.get(type(value))
+        if isinstance(value, np.ndarray) and reduce is None and _pickles_as_array(type(value)):
+            if self.mapped and (found := mapped_files.reduced(value)) is not None:
+                return found
+            if value.dtype.kind == "V" and value.dtype.fields is None:
+                plain = np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}").reshape(value.shape)
+                return _viewed, (plain, value.dtype, type(value))
+            if type(value) is not np.ndarray and not value.dtype.hasobject:
+                return _viewed, (value.view(np.ndarray), value.dtype, type(value))
         return NotImplemented if reduce is None else reduce(value)
 
 
-def _viewed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    return array.view(dtype)
+def _pickles_as_array(kind: type) -> bool:
+    """Return True for np.ndarray and subclasses that are pickled by its methods, without state of their own."""
+    names = ("__reduce__", "__reduce_ex__", "__setstate__")
+    return all(getattr(kind, name) is getattr(np.ndarray, name) for name in names)
+
+
+def _viewed(array: np.ndarray, dtype: np.dtype, kind: type) -> np.ndarray:
+    return array.view(dtype).view(kind)
 
 
 def pack(value: Any, table: dict | None = None) -> tuple[bytes, list[memoryview]]:
@@ -57,10 +73,10 @@ def pack(value: Any, table: dict | None = None) -> tuple[bytes, list[memoryview]
     return _pack(value, table)[:2]
 
 
-def _pack(value: Any, table: dict | None) -> tuple[bytes, list[memoryview], list[str]]:
+def _pack(value: Any, table: dict | None, mapped: bool = False) -> tuple[bytes, list[memoryview], list[str]]:
     """Do the work of `pack`; return also the names of the main script's functions and classes that the value needs."""
     file, buffers = io.BytesIO(), []
-    packing = Packing(file, buffers, table)
+    packing = Packing(file, buffers, table, mapped)
     packing.dump(value)
     return file.getvalue(), [buffer.raw() for buffer in buffers], packing.of_main
 
@@ -156,14 +172,15 @@ class ReaderSide:
 
 
 class Frozen:
-    """A value for several processes: pickled once, its array data in one file that each process maps privately.
+    """A value for several processes: pickled once, its array data in one file that each process maps privately. Arrays
+    that lie in memory-mapped files are mapped from these.
 
     A process that writes to an array gets its own copy of the page, as after fork. The file has no name, so it vanishes
     with the last process that has it open. of_main: functions and classes of the main script that the value needs.
     """
 
     def __init__(self, value: Any, table: dict | None = None):
-        self.head, buffers, self.of_main = _pack(value, table)
+        self.head, buffers, self.of_main = _pack(value, table, mapped=True)
         self.spans, size = layout(b"", buffers)
         try:
             self._file = tempfile.TemporaryFile(prefix="jaxtrain-dataset-")  # noqa: SIM115  closed in `close`

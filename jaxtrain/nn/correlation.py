@@ -1,23 +1,33 @@
 """Cross-correlation of [batch, channel, *space], in the form that each device computes fastest.
 
-XLA's CPU backend has a fast kernel for channels-last convolutions. It converts other layouts to that form only outside
-loops, so several steps in one call would cost twice the time. Here the form is written out, for both gradients too.
+On a CPU the output and each gradient have forms of their own, chosen by shape (`correlation_forms`); other devices get
+XLA's convolution. The output, the input's gradient and the kernel's are linear in each of their two arguments, and the
+derivatives of each are the other two, so that derivatives of any order take these forms.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a depthwise kernel; groups computed one after another
-MOST_NEIGHBOURS = 16  # copies of the input that a kernel's gradient holds at a time
+from jaxtrain.nn import correlation_forms as forms
+from jaxtrain.nn.correlation_forms import Pads, Shape, Window, span
 
-Pads = tuple[tuple[int, int], ...]
+MOST_TAPS, MOST_GROUPS = 49, 32  # on a CPU: entries of a depthwise kernel; groups computed one after another
+
+
+class Spacing(NamedTuple):
+    """Arguments of a convolution: strides, zeros before and after, spacing of the input and of the kernel, by axis."""
+
+    stride: Shape
+    pads: Pads
+    gaps: Shape
+    dilation: Shape
 
 
 def correlate(
@@ -36,149 +46,142 @@ def correlate(
     """
     ones = (1,) * (x.ndim - 2)
     pads = tuple((before, after) for before, after in pads)
-    shape = (tuple(stride), pads, tuple(gaps or ones), tuple(dilation or ones))
-    if groups == 1 and _is_pointwise(x, weight, *shape):
-        together = lambda x, weight: _by_group(x, weight, *shape)
-        return jax.lax.platform_dependent(x, weight, cpu=_by_place, default=together)
+    spacing = Spacing(tuple(stride), pads, tuple(gaps or ones), tuple(dilation or ones))
     if groups == 1:
-        return _correlate(x, weight, *shape)
-    together = lambda x, weight: _by_group(x, weight, *shape, groups)
-    if groups == x.shape[1] == weight.shape[0] and shape[2] == ones and math.prod(weight.shape[2:]) <= MOST_TAPS:
-        apart = lambda x, weight: _by_tap(x, weight, stride, pads, shape[3])
+        return _output(x, weight, spacing)
+    together = lambda x, weight: _by_xla(x, weight, spacing, groups)
+    if groups == x.shape[1] == weight.shape[0] and spacing.gaps == ones and math.prod(weight.shape[2:]) <= MOST_TAPS:
+        apart = lambda x, weight: _by_tap(x, weight, spacing.stride, pads, spacing.dilation)
     elif groups <= MOST_GROUPS:
-        apart = lambda x, weight: _one_by_one(x, weight, shape, groups)
+        apart = lambda x, weight: _one_by_one(x, weight, spacing, groups)
     else:
         return together(x, weight)
     return jax.lax.platform_dependent(x, weight, cpu=apart, default=together)
-
-
-def _is_pointwise(x, weight, stride, pads: Pads, gaps, dilation) -> bool:
-    """Return True for a 1x1 kernel on enough positions that a matrix product per sample is worthwhile."""
-    places = math.prod(x.shape[2:])
-    plain = max(weight.shape[2:]) == max(stride) == max(gaps) == 1 and not any(map(any, pads))
-    return plain and places >= min(weight.shape[:2])
-
-
-def _by_place(x, weight):
-    """Apply a 1x1 kernel as a matrix product per sample, which transposes nothing."""
-    kernels = jnp.broadcast_to(weight.reshape(weight.shape[:2]), (x.shape[0], *weight.shape[:2]))
-    return jnp.matmul(kernels, x.reshape(*x.shape[:2], -1)).reshape(x.shape[0], weight.shape[0], *x.shape[2:])
 
 
 def _by_tap(x, weight, stride, pads: Pads, dilation):
     """Apply a depthwise kernel as a sum over its entries. XLA's CPU backend has no fast kernel for depthwise
     convolutions, but fuses this sum into one loop."""
     padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 2 + [(*pad, 0) for pad in pads])
-    spans = [_span(k, d) for k, d in zip(weight.shape[2:], dilation, strict=True)]
+    spans = [span(k, d) for k, d in zip(weight.shape[2:], dilation, strict=True)]
     sizes = [(n - span) // s + 1 for n, span, s in zip(padded.shape[2:], spans, stride, strict=True)]
     total: Any = 0
     for entry in np.ndindex(*weight.shape[2:]):
         starts = [place * d for place, d in zip(entry, dilation, strict=True)]
-        ends = [first + _span(n, s) for first, n, s in zip(starts, sizes, stride, strict=True)]
+        ends = [first + span(n, s) for first, n, s in zip(starts, sizes, stride, strict=True)]
         seen = jax.lax.slice(padded, [0, 0, *starts], [*x.shape[:2], *ends], [1, 1, *stride])
         total = total + seen * weight[(slice(None), 0, *entry)].reshape(-1, *[1] * len(sizes))
     return checkpoint_name(total, "correlation")  # expensive to recompute
 
 
-def _one_by_one(x, weight, shape, groups: int):
-    """Compute a convolution per group, each in the fast form."""
+def _one_by_one(x, weight, spacing: Spacing, groups: int):
+    """Compute a convolution per group, each in its fastest form."""
     parts = zip(jnp.split(x, groups, axis=1), jnp.split(weight, groups, axis=0), strict=True)
-    return jnp.concatenate([_correlate(part, kernel, *shape) for part, kernel in parts], axis=1)
+    return jnp.concatenate([_output(part, kernel, spacing) for part, kernel in parts], axis=1)
 
 
-def _by_group(x, weight, stride, pads: Pads, gaps, dilation, groups: int = 1):
-    return jax.lax.conv_general_dilated(x, weight, stride, pads, gaps, dilation, feature_group_count=groups)
+def _by_xla(x, weight, spacing: Spacing, groups: int = 1):
+    return jax.lax.conv_general_dilated(x, weight, *spacing, feature_group_count=groups)
 
 
-def _channels_last(x, weight, stride, pads: Pads, gaps, dilation):
-    """Correlate x [batch, *space, in] with weight [*kernel, in, out] to [batch, *space, out]."""
-    space = "DHW"[-len(stride) :]
-    names = ("N" + space + "C", space + "IO", "N" + space + "C")
-    return jax.lax.conv_general_dilated(x, weight, stride, pads, gaps, dilation, dimension_numbers=names)
+# The output y of x and weight, dx of dy and weight, dw of x and dy. shape: that of the result's spatial axes.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def _correlate(x, weight, stride, pads, gaps, dilation):
-    def on_cpu(x, weight):
-        y = _channels_last(jnp.moveaxis(x, 1, -1), _kernel_last(weight), stride, pads, gaps, dilation)
-        return jnp.moveaxis(y, -1, 1)
-
-    otherwise = lambda x, weight: _by_group(x, weight, stride, pads, gaps, dilation)
-    return jax.lax.platform_dependent(x, weight, cpu=on_cpu, default=otherwise)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _output(x, weight, spacing: Spacing):
+    function = lambda x, weight: _by_xla(x, weight, spacing)
+    return _on_each(_output_on_cpu(x, weight, spacing), function, x, weight)
 
 
-def _forward(x, weight, stride, pads, gaps, dilation):
-    return _correlate(x, weight, stride, pads, gaps, dilation), (x, weight)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _input_gradient(dy, weight, spacing: Spacing, shape: Shape):
+    like = jax.ShapeDtypeStruct((dy.shape[0], weight.shape[1], *shape), dy.dtype)
+    function = lambda dy, weight: jax.linear_transpose(lambda x: _by_xla(x, weight, spacing), like)(dy)[0]
+    return _on_each(_input_on_cpu(dy, weight, spacing, shape), function, dy, weight)
 
 
-def _backward(stride, pads, gaps, dilation, kept, dy):
-    def on_cpu(x, weight, dy):
-        sizes = list(zip(x.shape[2:], weight.shape[2:], dy.shape[2:], stride, pads, gaps, dilation, strict=True))
-        last = jnp.moveaxis(dy, 1, -1)
-        flipped = jnp.flip(jnp.moveaxis(weight, (0, 1), (-2, -1)), tuple(range(weight.ndim - 2)))  # [*kernel, out, in]
-        pads_of_input = tuple(_pads_of_input(*s) for s in sizes)
-        dx = _channels_last(last, flipped, gaps, pads_of_input, stride, dilation)
-        x, kernel = jnp.moveaxis(x, 1, -1), weight.shape[2:]
-        if max(gaps) > 1 and max(stride) == 1:  # use windows of the output's gradient; those of x are mostly zeros
-            dw = _window_products(last, x, kernel, gaps, pads_of_input, dilation)  # [*kernel, out, in], from its end
-            return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(jnp.flip(dw, range(len(kernel))), (-2, -1), (0, 1))
-        spread = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, gap - 1) for gap in gaps), (0, 0, 0)])
-        dw = _window_products(spread, last, kernel, stride, tuple(_pads_of_kernel(*s) for s in sizes), dilation)
-        return jnp.moveaxis(dx, -1, 1), jnp.moveaxis(dw, (-1, -2), (0, 1))
-
-    def otherwise(x, weight, dy):
-        return jax.vjp(lambda x, weight: _by_group(x, weight, stride, pads, gaps, dilation), x, weight)[1](dy)
-
-    return jax.lax.platform_dependent(*kept, dy, cpu=on_cpu, default=otherwise)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _kernel_gradient(x, dy, spacing: Spacing, shape: Shape):
+    like = jax.ShapeDtypeStruct((dy.shape[1], x.shape[1], *shape), x.dtype)
+    function = lambda x, dy: jax.linear_transpose(lambda weight: _by_xla(x, weight, spacing), like)(dy)[0]
+    return _on_each(_kernel_on_cpu(x, dy, spacing, shape), function, x, dy)
 
 
-_correlate.defvjp(_forward, _backward)
+def _both(function):
+    """Return a forward rule that keeps both arguments."""
+    return lambda left, right, *static: (function(left, right, *static), (left, right))
 
 
-def _window_products(x, y, kernel, stride, pads: Pads, dilation):
-    """Sum x's windows times y over all positions. x: [batch, *space, a], y: [batch, *out, b] -> [*kernel, a, b].
-
-    Computed as matrix products, one for a few neighbouring kernel entries each. As a convolution, with the batch as
-    channels, it takes XLA's CPU backend two to four times as long.
-    """
-    padded = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
-    out, rank = y.shape[1:-1], len(kernel)
-    rows = y.reshape(-1, y.shape[-1])
-
-    def shifted(value, axis: int, place: int):
-        first, step = place * dilation[axis], stride[axis]
-        return jax.lax.slice_in_dim(value, first, first + _span(out[axis], step), step, axis + 1)
-
-    found = []
-    for first in range(0, kernel[-1], MOST_NEIGHBOURS):
-        places = range(first, min(first + MOST_NEIGHBOURS, kernel[-1]))
-        wide = jnp.concatenate([shifted(padded, rank - 1, place) for place in places], axis=-1)
-        products = []
-        for entry in np.ndindex(*kernel[:-1]):
-            part = wide
-            for axis, place in enumerate(entry):
-                part = shifted(part, axis, place)
-            products.append(part.reshape(-1, part.shape[-1]).T @ rows)
-        found.append(jnp.stack(products).reshape(*kernel[:-1], len(places), x.shape[-1], y.shape[-1]))
-    return jnp.concatenate(found, axis=rank - 1)
+def _output_backward(spacing, kept, dy):
+    x, weight = kept
+    return _input_gradient(dy, weight, spacing, x.shape[2:]), _kernel_gradient(x, dy, spacing, weight.shape[2:])
 
 
-def _kernel_last(weight: jax.Array) -> jax.Array:
-    """Transpose [out, in, *kernel] to [*kernel, in, out]."""
-    return jnp.moveaxis(weight, (1, 0), (-2, -1))
+def _input_backward(spacing, shape, kept, dx):
+    dy, weight = kept
+    return _output(dx, weight, spacing), _kernel_gradient(dx, dy, spacing, weight.shape[2:])
 
 
-def _pads_of_input(size, kernel, out, stride, pads, gap, dilation) -> tuple[int, int]:
-    """Return the padding of the output's gradient, dilated by the stride, whose correlation is the input's gradient."""
-    reach, spread, wide = _span(kernel, dilation), _span(out, stride), _span(size, gap)
-    before = reach - 1 - pads[0]
-    return before, wide + reach - 1 - spread - before
+def _kernel_backward(spacing, shape, kept, dw):
+    x, dy = kept
+    return _input_gradient(dy, dw, spacing, x.shape[2:]), _output(x, dw, spacing)
 
 
-def _pads_of_kernel(size, kernel, out, stride, pads, gap, dilation) -> tuple[int, int]:
-    """Return the padding of the input whose correlation with the output's gradient is the kernel's gradient."""
-    return pads[0], _span(out, stride) + _span(kernel, dilation) - _span(size, gap) - 1 - pads[0]
+_output.defvjp(_both(_output), _output_backward)
+_input_gradient.defvjp(_both(_input_gradient), _input_backward)
+_kernel_gradient.defvjp(_both(_kernel_gradient), _kernel_backward)
 
 
-def _span(count: int, spacing: int) -> int:
-    return (count - 1) * spacing + 1
+def _on_each(on_cpu, by_xla, left, right):
+    """Run the CPU's form, where there is one, and XLA's convolution on other devices."""
+    if on_cpu is None or not jnp.issubdtype(left.dtype, jnp.floating) or not left.size * right.size:
+        return by_xla(left, right)
+    return jax.lax.platform_dependent(left, right, cpu=on_cpu, default=by_xla)
+
+
+def _output_on_cpu(x, weight, spacing: Spacing):
+    window = Window(spacing.stride, spacing.pads, spacing.dilation)
+    if max(spacing.gaps) == 1:
+        return lambda x, weight: forms.output(x, weight, window)
+    out = tuple(map(_out_size, x.shape[2:], weight.shape[2:], *spacing))
+    if max(spacing.stride) > 1 or not math.prod(out):
+        return None
+    back = _transposed(weight.shape[2:], spacing)
+    return lambda x, weight: forms.input_gradient(x, _turned(weight), back, out)
+
+
+def _input_on_cpu(dy, weight, spacing: Spacing, shape: Shape):
+    window = Window(spacing.stride, spacing.pads, spacing.dilation)
+    if max(spacing.gaps) == 1:
+        return lambda dy, weight: forms.input_gradient(dy, weight, window, shape)
+    if max(spacing.stride) > 1:
+        return None
+    back = _transposed(weight.shape[2:], spacing)
+    return lambda dy, weight: forms.output(dy, _turned(weight), back)
+
+
+def _kernel_on_cpu(x, dy, spacing: Spacing, shape: Shape):
+    window = Window(spacing.stride, spacing.pads, spacing.dilation)
+    if max(spacing.gaps) == 1:
+        return lambda x, dy: forms.kernel_gradient(x, dy, window, shape)
+    if max(spacing.stride) > 1:
+        return None
+    back = _transposed(shape, spacing)
+    return lambda x, dy: _turned(forms.kernel_gradient(dy, x, back, shape))
+
+
+def _transposed(kernel: Shape, spacing: Spacing) -> Window:
+    """Return the window of the correlation whose input gradient this is: one with gaps in its input, by the turned
+    kernel."""
+    axes = zip(kernel, spacing.pads, spacing.dilation, strict=True)
+    pads = tuple((span(k, d) - 1 - before, span(k, d) - 1 - after) for k, (before, after), d in axes)
+    return Window(spacing.gaps, pads, spacing.dilation)
+
+
+def _turned(weight):
+    """Exchange inputs and outputs of a kernel, and turn it around."""
+    return jnp.flip(weight.swapaxes(0, 1), tuple(range(2, weight.ndim)))
+
+
+def _out_size(size: int, kernel: int, stride: int, pads: tuple[int, int], gap: int, dilation: int) -> int:
+    return (span(size, gap) + sum(pads) - span(kernel, dilation)) // stride + 1

@@ -63,7 +63,9 @@ class Build:
 
     def __post_init__(self) -> None:
         if set(self.mains) != set(SLOTS):
-            raise ValueError(f"mains: got the slots {sorted(self.mains)}, wanted {sorted(SLOTS)}; None for an empty one")
+            raise ValueError(
+                f"mains: got the slots {sorted(self.mains)}, wanted {sorted(SLOTS)}; None for an empty one"
+            )
         for slot, main in self.mains.items():
             if SLOT_OF.get(main, slot) != slot:
                 raise ValueError(f"mains[{slot!r}]: {main} belongs to {SLOT_OF[main]}")

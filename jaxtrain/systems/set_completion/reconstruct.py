@@ -29,9 +29,7 @@ class Candidate(NamedTuple):
     score: float
 
 
-def greedy_closure(
-    predict: Predict, context: Sequence[str], threshold: float = 0.5, bonus: float = BONUS
-) -> State:
+def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 0.5, bonus: float = BONUS) -> State:
     """Add all tokens with a probability of at least `threshold` that add information, until there are none."""
     tokens = [token for token in context if read_token(token)]
     priority: dict[str, float] = {}
@@ -65,8 +63,8 @@ def reconstruct(
 
     The beam starts from the context and from its greedy closure; as in the original, it may hold the same set of tokens
     in several orders. Candidates are the builds of all visited states, ranked by total points, then least overshoot,
-    then score. max_steps=None means 30. bonus: added to the score for every added token. allocate: (tokens, priority) ->
-    (build, overshoot) or (None, None).
+    then score. max_steps=None means 30. bonus: added to the score for every added token. allocate: (tokens, priority)
+    -> (build, overshoot) or (None, None).
     """
     start = State(tuple(token for token in context if read_token(token)), 0.0, {})
     found: dict[tuple, Candidate] = {}

@@ -144,7 +144,10 @@ def test_one_layers_router_terms_are_added_up_with_their_coefficients():
     assert float(memory.compute_total_router_loss(terms, 0.5, 0.0, 0.1)) == pytest.approx(1.3)
     several = memory.compute_total_router_loss([terms, {}, {"load_balance": 4.0}], 0.5, 0.0, 0.1)
     assert float(several) == pytest.approx((1.3 + 2.0) / 2)
-    assert memory.compute_total_router_loss([], reference_tensor=torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+    assert (
+        memory.compute_total_router_loss([], reference_tensor=torch.zeros(1, dtype=torch.float64)).dtype
+        == torch.float64
+    )
 
 
 PARTS = {

@@ -215,7 +215,11 @@ def test_builds_are_found_under_the_originals_names():
         assert penalty == one["penalty"]
         assert build is None or build.total_ap == one["build"]["total_ap"]
     assert splatnlp.AbilityToken.from_vocab_entry("swim_speed_up_12").min_ap == 12
-    for name, words in (("<PAD>", "asks for no ability"), ("<NULL>", "asks for no ability"), ("swim", "no ability token")):
+    for name, words in (
+        ("<PAD>", "asks for no ability"),
+        ("<NULL>", "asks for no ability"),
+        ("swim", "no ability token"),
+    ):
         with pytest.raises(ValueError, match=words):
             splatnlp.AbilityToken.from_vocab_entry(name)
 
@@ -340,7 +344,9 @@ def test_an_epochs_metrics_are_the_originals():
     hot = lambda pairs: np.array([[(i, j) in set(map(tuple, pairs)) for j in range(40)] for i in range(6)], float)
     metrics = dict.fromkeys(("loss", "f1", "precision", "recall", "hamming"), 0.0)
     truth, guess = hot(table("dataset")["multi_hot_nonzero"]), hot(case["pred_nonzero"])
-    assert splatnlp.update_epoch_metrics(metrics, np.split(truth, 3), np.split(guess, 3)) == pytest.approx(case["result"])
+    assert splatnlp.update_epoch_metrics(metrics, np.split(truth, 3), np.split(guess, 3)) == pytest.approx(
+        case["result"]
+    )
     assert splatnlp.update_epoch_metrics(metrics, truth, 0 * guess)["f1"] == 0
 
 

@@ -85,7 +85,6 @@ class _Encoder(Encoder):
         self.rope = None if theta is None else VisionRoPE2D(width, size.patch_size, self.grid_size, theta)
         self.use_layerscale, self.use_flash_attention = options["layerscale_init"] is not None, True
 
-
     def get_num_patches(self, img_size: int) -> int:
         """Return the number of patches of a square image of img_size pixels per side."""
         return (img_size // self.patch_size) ** 2

@@ -86,7 +86,8 @@ def extract_features(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return features of the target encoder, [row, token, width] or with `pool` [row, width], and labels [row].
 
-    dataloader: yields (images, labels). desc: text before the progress bar. pooling: "mean" or "max" over tokens. normalize: scale features to length 1.
+    dataloader: yields (images, labels). desc: text before the progress bar. pooling: "mean" or "max" over tokens.
+    normalize: scale features to length 1.
     """
     if pooling not in ("mean", "max"):
         raise UserError(f"pooling={pooling!r} is unknown; known: mean, max")

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from jaxtrain.systems.hjepa.config import DATASETS, LossConfig
 from jaxtrain.systems.hjepa.original import legacy_config
 from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss
-from jaxtrain.systems.hjepa.original.loss_registry import build_loss
 from jaxtrain.systems.hjepa.original.datasets import Images
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
+from jaxtrain.systems.hjepa.original.loss_registry import build_loss
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.ready import is_mock, mocked

@@ -194,7 +194,9 @@ class EppsPulleyTest(nn.Module):
         t = self.quadrature_points.to(x)
         angle = x[:, :, None] * t
         real = angle.cos().mean(1) - torch.exp(-t.square() / 2)
-        density = (real.square() + angle.sin().mean(1).square()) * torch.exp(-t.square() / (2 * self.char_function_lambda**2))
+        density = (real.square() + angle.sin().mean(1).square()) * torch.exp(
+            -t.square() / (2 * self.char_function_lambda**2)
+        )
         return torch.trapezoid(density, dx=(self.t_max - self.t_min) / (self.num_quadrature - 1), dim=1)
 
     def options(self) -> dict:

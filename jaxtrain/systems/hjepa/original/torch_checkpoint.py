@@ -140,7 +140,8 @@ class CheckpointManager:
         """Load a checkpoint into the given objects, each with a load_state_dict() (or this system's model).
 
         Returns epoch, metrics, best_metric and the other entries, with arrays as tensors. device: move a torch module
-        there; the CPU where torch lacks it; None leaves the module where it is. Raises FileNotFoundError if the file is missing.
+        there; the CPU where torch lacks it; None leaves the module where it is. Raises FileNotFoundError if the file is
+        missing.
         """
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")

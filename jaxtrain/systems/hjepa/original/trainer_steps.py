@@ -148,7 +148,10 @@ class TrainerSteps(TrainerParts):
             means.add(numbers)
             self.metrics_logger.accumulate_metrics(numbers)
             if step % self.log_frequency == 0:
-                shown.set_postfix(loss=f"{float(loss.detach()):.4f}", eta=self.progress_tracker.get_eta(epoch, step // self.accumulation_steps))
+                shown.set_postfix(
+                    loss=f"{float(loss.detach()):.4f}",
+                    eta=self.progress_tracker.get_eta(epoch, step // self.accumulation_steps),
+                )
             if step % (5 * self.log_frequency) == 0:
                 self._log_step(loss, terms)
         self.metrics_logger.log_accumulated_metrics(self.global_step, "train_epoch/")
@@ -205,9 +208,7 @@ class TrainerSteps(TrainerParts):
 
     def _load_checkpoint(self, path) -> dict[str, Any]:
         """Resume from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
-        found = self.checkpoint_manager.load_checkpoint(
-            path, self.model, self.optimizer, None, self.scaler, None
-        )
+        found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler, None)
         self.current_epoch = int(found.get("epoch", -1)) + 1
         self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
         self.engine_folder = found.get("engine_folder")

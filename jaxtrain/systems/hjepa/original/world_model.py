@@ -207,8 +207,12 @@ class CEMPlanner:
         try:
             for part, _ in modes:
                 part.eval()
-            start, goal = self.encoder(torch.stack([x.reshape(x.shape[-3:]) for x in (initial_observation, goal_observation)]))
-            mean = torch.full((self.horizon, self.action_dim), (self.action_low + self.action_high) / 2, device=start.device)
+            start, goal = self.encoder(
+                torch.stack([x.reshape(x.shape[-3:]) for x in (initial_observation, goal_observation)])
+            )
+            mean = torch.full(
+                (self.horizon, self.action_dim), (self.action_low + self.action_high) / 2, device=start.device
+            )
             std = torch.full_like(mean, (self.action_high - self.action_low) / 2)
             for _ in range(self.num_iterations):
                 plans = mean + std * torch.randn(self.num_samples, *mean.shape, device=start.device)

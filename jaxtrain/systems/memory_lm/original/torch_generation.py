@@ -22,8 +22,8 @@ def generate(
 ) -> str:
     """Return the prompt and its continuation, up to the end token or max_new_tokens.
 
-    tokenizer: a transformers tokenizer. device: the CPU where torch lacks CUDA; None is the model's. Raises UserError, a ValueError, for settings
-    out of range.
+    tokenizer: a transformers tokenizer. device: the CPU where torch lacks CUDA; None is the model's. Raises UserError,
+    a ValueError, for settings out of range.
     """
     return generate_batch(
         model, tokenizer, [prompt], max_new_tokens, temperature, top_p, top_k, do_sample, device

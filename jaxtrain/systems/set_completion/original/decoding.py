@@ -119,9 +119,7 @@ def reconstruct_builds_batched(
     found = []
     for weapon, context in zip(weapon_ids, initial_contexts, strict=True):
         predict = lambda contexts, weapon=weapon: predict_batch_fn(contexts, [weapon] * len(contexts))
-        found.append(
-            _search(predict, context, allocator, beam_size, max_steps, token_bonus, top_k, greedy_threshold)
-        )
+        found.append(_search(predict, context, allocator, beam_size, max_steps, token_bonus, top_k, greedy_threshold))
     return found
 
 

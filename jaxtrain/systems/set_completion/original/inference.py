@@ -28,8 +28,9 @@ def build_predict_abilities(
     """Return a function (model, tokens, weapon_id, bypass=False, no_change=False) -> probabilities of all tokens.
 
     tokens: names; weapon_id: like "weapon_id_40". hook: a SetCompletionHook on the model's output layer; each call sets
-    its mode. device: of the model's inputs, by default the model's own. output_type: dict (in id order), df (a pandas frame, most likely first) or labels (names with a
-    probability of at least 0.5). Raises UserError for another output_type, and UnknownName, a KeyError too.
+    its mode. device: of the model's inputs, by default the model's own. output_type: dict (in id order), df (a pandas
+    frame, most likely first) or labels (names with a probability of at least 0.5). Raises UserError for another
+    output_type, and UnknownName, a KeyError too.
     """
     if output_type not in OUTPUTS:
         raise UserError(f"output_type: got {output_type!r}, wanted one of {', '.join(OUTPUTS)}")

@@ -154,8 +154,9 @@ def evaluate_reconstruction_impact(
 ) -> dict[str, float]:
     """Compare the model's logits with those from reconstructed pooled vectors, the inputs of its output layer.
 
-    hook: records those vectors. sae_config, description: not used, as the keys have no prefix. Returns mean squared error, cosine similarity, KL in nats, and cross-entropy and top-1 accuracy against the first id
-    of each target set. Batches: (inputs, weapons, targets, ...).
+    hook: records those vectors. sae_config, description: not used, as the keys have no prefix. Returns mean squared
+    error, cosine similarity, KL in nats, and cross-entropy and top-1 accuracy against the first id of each target set.
+    Batches: (inputs, weapons, targets, ...).
     """
     pad = padding_of(vocab)
     all_rows, scored = _Sums(), _Sums()

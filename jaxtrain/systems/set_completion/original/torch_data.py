@@ -39,7 +39,7 @@ class SetDataset(masking.SetDataset, Dataset):
         return visible, weapon, whole
 
 
-def create_collate_fn(PAD_ID: int):  # noqa: N803
+def create_collate_fn(PAD_ID: int):
     """Return a collate function for SetDataset's items.
 
     It returns (inputs, weapons, targets, attention_mask), padded on the right; the mask is True for real tokens.

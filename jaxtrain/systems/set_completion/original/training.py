@@ -84,7 +84,11 @@ def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: 
     pad = vocab[pad_token]
     hidden = inputs == pad
     shown = ~hidden.all(1)
-    rows = {"inputs": inputs, "weapons": weapons, "targets": create_multi_hot_targets(targets, vocab, inputs.device, pad_token)}
+    rows = {
+        "inputs": inputs,
+        "weapons": weapons,
+        "targets": create_multi_hot_targets(targets, vocab, inputs.device, pad_token),
+    }
     if not bool(shown.all()):
         rows = {name: value[shown] for name, value in rows.items()}
     if padded:

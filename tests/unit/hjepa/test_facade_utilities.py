@@ -141,7 +141,7 @@ def test_a_file_of_weights_alone_has_no_metrics(tmp_path):
 
 def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
-        hjepa.load_checkpoint(checkpoint_path=tmp_path / "none" / "x.pth", model=nn.Linear(1, 1))
+        hjepa.load_checkpoint(filepath=tmp_path / "none" / "x.pth", model=nn.Linear(1, 1))
     assert not (tmp_path / "none").exists()
 
 

@@ -70,11 +70,11 @@ def replay_router(case: dict, tensors: dict) -> dict:
         if strategy == "token_level":
             twice = {name: 2 * value for name, value in terms.items()}
             out["loss/losses_py_mean_of_two"] = compute_router_auxiliary_loss([terms, twice, {}], 0.3, 0.7, 0.05)
-    router = torch_models.ChapterRouter(case["hidden_dim"], case["num_chapters"], case["top_k"], shared, window)
+    router = torch_models.ChapterRouter(case["hidden_dim"], case["num_chapters"], case["top_k"])
     router.router.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
     hidden = torch.tensor(tensors["in/hidden_states"])
     for strategy in ("sequence", "sequence-rolling", "rolling", "token", "hybrid"):
-        helper = create_inference_router(strategy, router, window_size=window)
+        helper = create_inference_router(router, strategy, case["top_k"], window)
         first = helper.route(hidden)
         out[f"out/infer_{strategy}/indices"], out[f"out/infer_{strategy}/weights"] = first
         if strategy == "hybrid":

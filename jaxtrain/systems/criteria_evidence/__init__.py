@@ -4,7 +4,8 @@ and find the sentence that supports it (evidence), separately or together (share
 import functools
 
 from jaxtrain.lazy import lazy, lazy_attributes
-from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings, Model
+from jaxtrain.systems.criteria_evidence.config import Data, Decode, JointModel, LossSettings
+from jaxtrain.systems.criteria_evidence.config import Model as ModelSection
 from jaxtrain.systems.criteria_evidence.data import build_data, example
 from jaxtrain.systems.criteria_evidence.hf_folder import export, initial_weights
 from jaxtrain.systems.criteria_evidence.losses import loss, outputs
@@ -29,7 +30,7 @@ def _task(architecture: str) -> Task:
     of = lambda function: functools.partial(function, architecture)
     return Task(
         sections={
-            "model": JointModel if architecture == "joint" else Model,
+            "model": JointModel if architecture == "joint" else ModelSection,
             "data": Data,
             "loss": LossSettings,
             "decode": Decode,
@@ -82,14 +83,21 @@ ORIGINAL_NAMES = {
     ),
     "original.torch_compat": (
         "compute_total_steps",
+        "archive_trial_summary",
         "criterion_texts",
+        "ensure_directory",
         "get_device",
+        "get_logger",
         "print_system_info",
+        "prune_directory_except",
         "set_seed",
     ),
     "original.encoder_models": ("CriteriaModel", "EvidenceModel", "TransformerEncoder"),
     "original.groundtruth": ("normalize_status", "parse_cases"),
     "original.groundtruth_frames": (
+        "GroundTruthValidator",
+        "normalize_status_value",
+        "parse_cases_field",
         "create_criteria_groundtruth",
         "create_evidence_groundtruth",
         "load_dsm_criteria",
@@ -97,8 +105,20 @@ ORIGINAL_NAMES = {
         "make_groundtruth",
         "validate_strict_separation",
     ),
-    "original.mlflow_runs": ("config_hash", "configure_mlflow", "git_sha", "log_config", "mlflow_run"),
-    "original.prediction": ("predict",),
+    "original.mlflow_runs": (
+        "cleanup_mlflow_runs",
+        "config_hash",
+        "configure_mlflow",
+        "download_mlflow_artifacts",
+        "git_sha",
+        "log_config",
+        "mlflow_run",
+        "resolve_artifact_location",
+        "resolve_tracking_uri",
+    ),
+    "original.architectures": ("Model",),
+    "original.redsm5": ("DSMCriteriaLoader", "ReDSM5DataLoader"),
+    "original.prediction": ("predict", "predict_texts"),
     "original.training": ("Trainer",),
     "original.training_setup": (
         "EarlyStopping",

@@ -7,14 +7,14 @@ PAD_SECONDS = 10.0  # padding in the original's alignment
 DELAY, UNDERSHOOT, DISPERSION, RATIO = 6.0, 12.0, 0.9, 0.48
 
 
-def canonical_hrf(tr: float) -> np.ndarray:
-    """Return Glover's response sampled every `tr` seconds for 32 s, largest value 1: float64 [rint(32 / tr)].
+def canonical_hrf(tr: float, seconds: float = HRF_SECONDS) -> np.ndarray:
+    """Return Glover's response sampled every `tr` seconds, largest value 1: float64 [rint(seconds / tr)].
 
     Source: Glover 1999; equals nilearn.glms.first_level.glover_hrf(tr, oversampling=1) / max.
     """
     from scipy.stats import gamma
 
-    times = np.linspace(0, HRF_SECONDS, int(np.rint(HRF_SECONDS / tr)))
+    times = np.linspace(0, seconds, int(np.rint(seconds / tr)))
     density = lambda delay: gamma.pdf(times, delay / DISPERSION, loc=tr, scale=DISPERSION)
     kernel = density(DELAY) - RATIO * density(UNDERSHOOT)
     return kernel / np.abs(kernel).max()
@@ -39,20 +39,20 @@ def convolve(features: np.ndarray, kernel: np.ndarray, mode: str) -> np.ndarray:
     return out if mode == "full" and features.ndim <= 2 else out.astype(features.dtype)
 
 
-def respond(features: np.ndarray, tr: float, kind: str = "causal") -> np.ndarray:
+def respond(features: np.ndarray, tr: float, kind: str = "causal", pad_s: float = PAD_SECONDS) -> np.ndarray:
     """Convolve features [time, ...] with the hemodynamic response; integer codes come back unchanged.
 
     kind: `causal` scales the kernel to sum 1, so that a lasting stimulus keeps its value, and delays the response: an
-    impulse at volume 30 peaks at 34.
-    `original` reproduces the original: the kernel's largest value is 1 (a lasting stimulus grows to 1.8), and the
-    response is early by half the kernel (the impulse peaks at 24). Two axes give float64.
+    impulse at volume 30 peaks at 34. `original` reproduces the original: the kernel's largest value is 1 (a lasting
+    stimulus grows to 1.8), and the response is early by half the kernel (the impulse peaks at 24); it pads pad_s
+    seconds of zeros. Two axes give float64.
     """
     if not np.issubdtype(features.dtype, np.floating):
         return features
     kernel = canonical_hrf(tr)
     if kind == "causal":
         return causal(features, kernel / kernel.sum())
-    pad = int(np.round(PAD_SECONDS / tr))
+    pad = int(np.round(pad_s / tr))
     padded = np.pad(features, [(pad, pad)] + [(0, 0)] * (features.ndim - 1))
     start = pad + len(kernel) // 2
     whole = convolve(padded.reshape(len(padded), -1), kernel, "full")[start : start + len(features)]

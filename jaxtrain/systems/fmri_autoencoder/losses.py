@@ -120,8 +120,8 @@ class ReconstructionLoss:
     audio_weight: float = 1.0
     text_weight: float = 1.0
     reduction: str = "mean"
-    normalize_by_std: bool = dataclasses.field(default=False, repr=False)
-    _reports_raw: bool = dataclasses.field(default=False, repr=False)
+    normalize_by_std: bool = dataclasses.field(default=False, repr=False, kw_only=True)
+    _reports_raw: bool = dataclasses.field(default=False, repr=False, kw_only=True)
 
     def __call__(self, video_recon, video_target, audio_recon, audio_target, text_recon, text_target, valid=None):
         pairs = zip(
@@ -203,7 +203,7 @@ class NormalizedReconstructionLoss(ReconstructionLoss):
     """
 
     normalize_by_std: bool = True
-    _reports_raw: bool = dataclasses.field(default=True, repr=False)
+    _reports_raw: bool = dataclasses.field(default=True, repr=False, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

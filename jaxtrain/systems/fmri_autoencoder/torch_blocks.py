@@ -214,7 +214,7 @@ class Autoencoder(nn.Module):
     def count_parameters(self) -> dict[str, int]:
         return parameter_counts(self)
 
-    def save_checkpoint(self, path, epoch=0, optimizer_state=None, loss=None, metadata=None) -> None:
+    def save_checkpoint(self, path, epoch, optimizer_state=None, loss=None, metadata=None) -> None:
         """Write the original's checkpoint: `model_state_dict`, `architecture`, `epoch`, and any other given values."""
         found = {"epoch": epoch, "model_state_dict": self.state_dict()}
         found["architecture"] = {name: getattr(self.options, name) for name in self.SAVED}
@@ -222,7 +222,7 @@ class Autoencoder(nn.Module):
         torch.save(found | {name: value for name, value in extra.items() if value is not None}, path)
 
     @classmethod
-    def load_checkpoint(cls, path, device="cpu", **options: Any) -> tuple["Autoencoder", dict[str, Any]]:
+    def load_checkpoint(cls, path, device=None, **options: Any) -> tuple["Autoencoder", dict[str, Any]]:
         """Return (model, checkpoint) from a file of `save_checkpoint` or of the original's Trainer.
 
         options: those that `architecture` does not hold (features, dropout, widths, and for a Trainer's file the

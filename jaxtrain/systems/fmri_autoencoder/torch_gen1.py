@@ -48,10 +48,11 @@ def flattened(channels: int, space: int, widths, channel_widths) -> int:
 
 
 class VideoEncoder(Conv):
-    """Frame encoder: [batch, 3, input_height, input_width] -> [batch, output_features]. Options: see Gen1Options."""
+    """Frame encoder: [batch, input_channels, height, width] -> [batch, output_features]. Options: see Gen1Options."""
 
     def __init__(
         self,
+        input_channels=3,
         input_height=90,
         input_width=160,
         output_features=1024,
@@ -61,11 +62,15 @@ class VideoEncoder(Conv):
         encoder_dropout=None,
     ):
         own = locals()
-        flat = flattened(256, math.ceil(input_height / 16) * math.ceil(input_width / 16), widths, channel_widths)
+        rows, columns = math.ceil(input_height / 16), math.ceil(input_width / 16)
+        flat = flattened(256, rows * columns, widths, channel_widths)
         channels = [Widths(channel_widths)(size) for size in VIDEO_CHANNELS]
         (dropout,) = own_rates(encoder_dropout, 0.2)
-        super().__init__(nn.Conv2d, nn.BatchNorm2d, 3, channels, flat, Widths(widths)(output_features), dropout)
+        super().__init__(
+            nn.Conv2d, nn.BatchNorm2d, input_channels, channels, flat, Widths(widths)(output_features), dropout
+        )
         keep(self, own)
+        self.flat_height, self.flat_width, self.flat_features = rows, columns, flat
 
 
 class AudioEncoder(Conv):
@@ -78,6 +83,7 @@ class AudioEncoder(Conv):
         (dropout,) = own_rates(encoder_dropout, 0.2)
         super().__init__(nn.Conv1d, nn.BatchNorm1d, 1, channels, flat, Widths(widths)(output_features), dropout)
         keep(self, own)
+        self.flat_length, self.flat_features = math.ceil(input_mels / 8), flat
 
     def forward(self, x):
         return super().forward(x[:, None] if x.ndim == 2 else x)
@@ -109,10 +115,10 @@ class SherlockEncoder(Encoder):
         width, drop = Widths(o.widths), encoder_dropout(o)
         own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
         convolved = own | {"channel_widths": o.channel_widths}
-        self.video_encoder = VideoEncoder(o.video_height, o.video_width, o.video_features, **convolved)
+        self.video_encoder = VideoEncoder(3, o.video_height, o.video_width, o.video_features, **convolved)
         self.audio_encoder = AudioEncoder(o.audio_mels, o.audio_features, **convolved)
         self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
-        pooled = width(o.video_features) + width(o.audio_features) + width(o.text_features)
+        self.pooled_dim = pooled = width(o.video_features) + width(o.audio_features) + width(o.text_features)
         bottleneck = width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
         first = block(pooled, width(4096), drop(0.3))
@@ -134,12 +140,13 @@ class SherlockDecoder(Decoder):
 
     def __init__(
         self,
-        bottleneck_dim=8000,
+        bottleneck_dim,
         video_dim=43200,
         audio_dim=128,
         text_dim=1024,
         hidden_dim=2048,
         dropout=0.3,
+        *,
         widths=None,
     ):
         arguments = locals()
@@ -195,4 +202,4 @@ class SherlockAutoencoder(Autoencoder):
         self.encoder = SherlockEncoder(**dict(o))
         pixels = o.video_height * o.video_width * 3
         sizes = (o.bottleneck_dim, pixels, o.audio_mels, o.text_dim, o.decoder_hidden_dim)
-        self.decoder = SherlockDecoder(*sizes, o.decoder_dropout, o.widths)
+        self.decoder = SherlockDecoder(*sizes, o.decoder_dropout, widths=o.widths)

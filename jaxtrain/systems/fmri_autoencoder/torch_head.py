@@ -26,7 +26,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
 
 
 class VideoEncoder(Dense):
-    """Encoder of a window of frames, [batch, columns] or flattened to it -> [batch, output_features].
+    """Encoder of a window of frames, [batch, input_dim] or flattened to it -> [batch, output_features].
 
     gradient_checkpointing: in training, recompute the layers in the backward pass; as in the original, this updates the
     running statistics a second time. widths, encoder_dropout: see HeadOptions.
@@ -34,19 +34,16 @@ class VideoEncoder(Dense):
 
     def __init__(
         self,
-        input_height=90,
-        input_width=160,
+        input_dim=1641600,
         output_features=1024,
         gradient_checkpointing=False,
-        frames_per_tr=19,
         *,
         widths=None,
         encoder_dropout=None,
     ):
         own, width = locals(), Widths(widths)
         sizes = width(4096), width(2048), width(output_features)
-        columns = width(frames_per_tr * input_height * input_width * 3)
-        super().__init__(columns, sizes, own_rates(encoder_dropout, 0.3, 0.3, 0.2))
+        super().__init__(width(input_dim), sizes, own_rates(encoder_dropout, 0.3, 0.3, 0.2))
         keep(self, own)
 
     def layer(self, number, x):
@@ -61,15 +58,19 @@ class AudioEncoder(Dense):
     def __init__(
         self,
         input_mels=2048,
-        output_features=256,
+        input_codebooks=AUDIO_CODEBOOKS,
         frames_per_tr=65,
+        output_features=256,
         use_encodec=False,
+        vocab_size=1024,
+        embed_dim=64,
         *,
         widths=None,
         encoder_dropout=None,
     ):
+        """vocab_size, embed_dim: not used, as in the original."""
         own, width = locals(), Widths(widths)
-        columns = width((AUDIO_CODEBOOKS if use_encodec else input_mels) * frames_per_tr)
+        columns = width((input_codebooks if use_encodec else input_mels) * frames_per_tr)
         sizes = width(512), width(output_features)
         super().__init__(columns, sizes, own_rates(encoder_dropout, 0.3, 0.2), False)
         keep(self, own)
@@ -96,6 +97,8 @@ class MultimodalEncoder(Encoder):
         video_height=90,
         video_width=160,
         audio_mels=2048,
+        audio_codebooks=AUDIO_CODEBOOKS,
+        audio_frames_per_tr=65,
         text_dim=1024,
         n_voxels=85810,
         bottleneck_dim=2048,
@@ -103,24 +106,26 @@ class MultimodalEncoder(Encoder):
         audio_features=256,
         text_features=256,
         use_encodec=False,
-        audio_frames_per_tr=65,
         gradient_checkpointing=False,
         video_frames_per_tr=19,
         **more,
     ):
         arguments = locals()
-        o = checked(HeadOptions, given(arguments), "MultimodalEncoder")
+        options = given(arguments)
+        del options["audio_codebooks"]
+        o = checked(HeadOptions, options, "MultimodalEncoder")
         super().__init__()
         keep(self, arguments)
         width, drop = Widths(o.widths), encoder_dropout(o)
         video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
         own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
-        frames = (o.video_height, o.video_width, o.video_features, o.gradient_checkpointing, o.video_frames_per_tr)
-        self.video_encoder = VideoEncoder(*frames, **own)
-        sound = (o.audio_mels, o.audio_features, o.audio_frames_per_tr, o.use_encodec)
+        pixels = o.video_frames_per_tr * o.video_height * o.video_width * 3
+        self.video_encoder = VideoEncoder(pixels, o.video_features, o.gradient_checkpointing, **own)
+        sound = (o.audio_mels, audio_codebooks, o.audio_frames_per_tr, o.audio_features, o.use_encodec)
         self.audio_encoder = AudioEncoder(*sound, **own)
         self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
-        pooled, bottleneck = video + audio + text, width(o.bottleneck_dim)
+        self.pooled_dim = pooled = video + audio + text
+        bottleneck = width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
         self.layer5 = nn.Sequential(*block(pooled, width(4096), drop(0.3)))
         self.layer6 = nn.Sequential(*block(width(4096), width(8000), drop(0.3)))
@@ -139,8 +144,7 @@ class MultimodalDecoder(Decoder):
     """Decoder: bottleneck -> the first frame of the window [batch, H*W*3] in 0..1, audio and text.
 
     audio: codes float [batch, 8, frames] in 0..1023, whole numbers in evaluation mode; or mel [batch, mels, frames],
-    frame 65 and later always 0. For a single frame it is [batch, 8] or [batch, mels]. hidden_dim: not used, as in the
-    original.
+    frame 65 and later always 0. For a single frame it is [batch, 8] or [batch, mels].
     """
 
     trunk_layers = (8, 9, 10, 11)
@@ -150,11 +154,12 @@ class MultimodalDecoder(Decoder):
         bottleneck_dim=2048,
         video_dim=43200,
         audio_dim=2048,
+        audio_frames_per_tr=65,
         text_dim=1024,
-        hidden_dim=2048,
         dropout=0.3,
         use_encodec=False,
-        audio_frames_per_tr=65,
+        n_codebooks=AUDIO_CODEBOOKS,
+        *,
         widths=None,
     ):
         arguments = locals()
@@ -174,7 +179,8 @@ class MultimodalDecoder(Decoder):
         self.layer12_text = make(1536, 1024, 1024)
         self.layer13_video = nn.Sequential(nn.Linear(width(4096), width(video_dim)), nn.Sigmoid())
         self.frames = ENCODEC_FRAMES if use_encodec and audio_frames_per_tr == 65 else audio_frames_per_tr
-        columns = AUDIO_CODEBOOKS * self.frames if use_encodec else mels * MEL_UPSAMPLED_FRAMES // 8
+        self.audio_temporal_init_frames = MEL_UPSAMPLED_FRAMES // 8
+        columns = n_codebooks * self.frames if use_encodec else mels * self.audio_temporal_init_frames
         self.layer13_audio = nn.Linear(width(2048), width(columns))
         self.layer13_text = nn.Linear(width(1024), width(text_dim))
         start_decoder(self)
@@ -190,9 +196,11 @@ class MultimodalDecoder(Decoder):
 
     def audio(self, x):
         if self.use_encodec:
-            codes = x.view(len(x), AUDIO_CODEBOOKS, -1).sigmoid() * LARGEST_CODE
+            codes = x.view(len(x), self.n_codebooks, -1).sigmoid() * LARGEST_CODE
             return codes if self.training else codes.round().clamp(0, LARGEST_CODE)
-        x = self.audio_temporal_adjust(self.audio_temporal_upsample(x.view(len(x), -1, MEL_UPSAMPLED_FRAMES // 8)))
+        x = self.audio_temporal_adjust(
+            self.audio_temporal_upsample(x.view(len(x), -1, self.audio_temporal_init_frames))
+        )
         x = x[..., : self.frames]
         return functional.pad(x, (0, self.frames - x.shape[-1]))
 
@@ -235,5 +243,6 @@ class MultimodalAutoencoder(Autoencoder):
         o = checked(HeadOptions, options, type(self).__name__)
         super().__init__(o)
         self.encoder = MultimodalEncoder(**dict(o))
-        sizes = (o.bottleneck_dim, o.video_height * o.video_width * 3, o.audio_mels, o.text_dim, decoder_hidden_dim)
-        self.decoder = MultimodalDecoder(*sizes, o.decoder_dropout, o.use_encodec, o.audio_frames_per_tr, o.widths)
+        pixels = o.video_height * o.video_width * 3
+        sizes = (o.bottleneck_dim, pixels, o.audio_mels, o.audio_frames_per_tr, o.text_dim)
+        self.decoder = MultimodalDecoder(*sizes, o.decoder_dropout, o.use_encodec, widths=o.widths)

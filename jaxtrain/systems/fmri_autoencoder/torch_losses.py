@@ -199,7 +199,7 @@ class NormalizedCombinedAutoEncoderLoss(CombinedAutoEncoderLoss):
 class PerceptualLoss(nn.Module):
     """Placeholder: like the original's, the constructor raises NotImplementedError."""
 
-    def __init__(self, *arguments: Any, **settings: Any):
+    def __init__(self, layer_weights: Mapping[str, float] | None = None):
         raise NotImplementedError("PerceptualLoss: the original has none either; ReconstructionLoss compares pixels")
 
 
@@ -210,18 +210,18 @@ def criterion(config) -> CombinedAutoEncoderLoss:
     return next(kind for kind in kinds if kind.JAX is type(in_jax))(**vars(in_jax))
 
 
-def compute_correlation_metric(pred, target, dim: int = 1):
+def compute_correlation_metric(predicted, target, dim: int = 1):
     """Return the Pearson correlation along `dim`; 0 for a constant slice. dim=1: over voxels, one value per volume."""
-    if not tensors_among((pred, target)):
-        return metrics.compute_correlation_metric(pred, target, dim)
-    x, y = (z - z.mean(dim, keepdim=True) for z in (wide(pred), wide(target)))
+    if not tensors_among((predicted, target)):
+        return metrics.compute_correlation_metric(predicted, target, dim)
+    x, y = (z - z.mean(dim, keepdim=True) for z in (wide(predicted), wide(target)))
     return (x * y).sum(dim) / (x.square().sum(dim).sqrt() * y.square().sum(dim).sqrt() + metrics.EPSILON)
 
 
-def compute_r2_score(pred, target, dim: int = 1):
+def compute_r2_score(predicted, target, dim: int = 1):
     """Return 1 - residual / total sum of squares along `dim`."""
-    if not tensors_among((pred, target)):
-        return metrics.compute_r2_score(pred, target, dim)
-    pred, target = wide(pred), wide(target)
+    if not tensors_among((predicted, target)):
+        return metrics.compute_r2_score(predicted, target, dim)
+    predicted, target = wide(predicted), wide(target)
     total = (target - target.mean(dim, keepdim=True)).square().sum(dim)
-    return 1 - (target - pred).square().sum(dim) / (total + metrics.EPSILON)
+    return 1 - (target - predicted).square().sum(dim) / (total + metrics.EPSILON)

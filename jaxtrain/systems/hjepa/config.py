@@ -106,7 +106,7 @@ class LossConfig(Section):
     sigreg_num_test_points: int = Field(default=17, ge=2)
     sigreg_test_method: Literal["reference_points", "char_function"] = "reference_points"
     sigreg_fixed_slices: bool = False  # the same directions at every step
-    sigreg_char_function_points: int = Field(default=32, ge=2)  # of the quadrature of char_function
+    sigreg_char_function_num_quadrature: int = Field(default=32, ge=2)  # of the quadrature of char_function
     sigreg_char_function_t_min: float = Field(default=0.2, ge=0)  # range in which char_function compares, from
     sigreg_char_function_t_max: float = Field(default=4.0, gt=0)  # and to
     sigreg_char_function_lambda: float = Field(default=1.0, gt=0)  # width of the weight exp(-t^2 / (2 lambda^2))

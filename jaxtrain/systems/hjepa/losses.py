@@ -276,7 +276,7 @@ def build(config: LossConfig, levels: int, masked_mean: str = "image") -> LossFu
     test = {
         "test_method": config.sigreg_test_method,
         "num_test_points": config.sigreg_num_test_points,
-        "num_quadrature": config.sigreg_char_function_points,
+        "num_quadrature": config.sigreg_char_function_num_quadrature,
         "t_min": config.sigreg_char_function_t_min,
         "t_max": config.sigreg_char_function_t_max,
         "lambda_": config.sigreg_char_function_lambda,

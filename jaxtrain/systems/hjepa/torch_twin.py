@@ -164,22 +164,22 @@ class HJEPA(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    def __init__(self, img_size, size, norm, layerscale_init=None):
+    def __init__(self, img_size, size, norm, layerscale_init=None, drop_path=0.0):
         super().__init__()
-        self.encoder = Encoder(img_size, size, layerscale_init=layerscale_init)
+        self.encoder = Encoder(img_size, size, drop_path=drop_path, layerscale_init=layerscale_init)
         self.projector = nn.Sequential(nn.Linear(size.embed_dim, size.embed_dim), *NORMS[norm](size.embed_dim))
 
-    def forward(self, frames):
-        return self.projector(self.encoder(frames)[:, 0])
+    def forward(self, images):
+        return self.projector(self.encoder(images)[:, 0])
 
 
 class ModulatedBlock(nn.Module):
-    def __init__(self, width, num_heads, mlp_ratio, dropout):
+    def __init__(self, width, num_heads, mlp_ratio, dropout, action_width=None):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.attn = nn.MultiheadAttention(width, num_heads, dropout, batch_first=True)
         self.mlp = mlp(width, int(width * mlp_ratio), dropout)
-        self.modulation = nn.Linear(width, 6 * width)
+        self.modulation = nn.Linear(action_width or width, 6 * width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
@@ -194,13 +194,29 @@ class ModulatedBlock(nn.Module):
 class ActionPredictor(nn.Module):
     """Predict each step's next embedding from embeddings [batch, step, width] and actions [batch, step, action]."""
 
-    def __init__(self, embed_dim, action_dim, depth=6, num_heads=16, mlp_ratio=4.0, dropout=0.1, max_seq_len=256):
+    def __init__(
+        self,
+        embed_dim,
+        action_dim,
+        depth=6,
+        num_heads=16,
+        mlp_ratio=4.0,
+        dropout=0.1,
+        action_embed_dim=None,
+        max_seq_len=256,
+    ):
+        """action_embed_dim: width of an embedded action; embed_dim if left out."""
         super().__init__()
-        width = embed_dim
+        width, action_width = embed_dim, action_embed_dim or embed_dim
+        self.embed_dim, self.action_dim, self.depth, self.max_seq_len = embed_dim, action_dim, depth, max_seq_len
         self.pos_embed = nn.Parameter(torch.zeros(1, max_seq_len, width))
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
-        self.action_embed = nn.Sequential(nn.Linear(action_dim, width), nn.SiLU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(ModulatedBlock(width, num_heads, mlp_ratio, dropout) for _ in range(depth))
+        self.action_embed = nn.Sequential(
+            nn.Linear(action_dim, action_width), nn.SiLU(), nn.Linear(action_width, action_width)
+        )
+        self.blocks = nn.ModuleList(
+            ModulatedBlock(width, num_heads, mlp_ratio, dropout, action_width) for _ in range(depth)
+        )
         self.final_norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
 
@@ -233,7 +249,7 @@ class LeWorldModel(nn.Module):
             model.predictor_num_heads,
             model.predictor_mlp_ratio,
             model.predictor_dropout,
-            model.predictor_max_seq_len,
+            max_seq_len=model.predictor_max_seq_len,
         )
 
     def forward(self, frames, actions):

@@ -60,11 +60,16 @@ TASKS = {
 
 
 ORIGINAL_NAMES = {
-    "config": ("get_memory_bank_assignments", "get_memory_layer_indices"),
     "original.datasets": ("TextDataset", "create_dataloader"),
     "original.inference_routers": ("create_inference_router",),
     "original.legacy_config": ("TrainingConfig",),
-    "original.torch_compat": ("load_config", "save_config"),
+    "original.torch_compat": (
+        "configure_tokenizer_special_ids",
+        "get_memory_bank_assignments",
+        "get_memory_layer_indices",
+        "load_config",
+        "save_config",
+    ),
     "original.torch_generation": ("generate", "generate_batch"),
     "original.torch_models": (
         "Config",

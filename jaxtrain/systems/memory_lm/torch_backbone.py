@@ -130,33 +130,48 @@ class CausalLM(nn.Module):
 
 
 class LoRALinear(nn.Module):
+    """Linear with LoRA: y = x W^T + b + (drop(x) A^T) B^T alpha / rank; W and b take no gradient."""
+
     def __init__(self, linear: nn.Linear, rank: int, alpha: float, dropout: float):
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.build(linear.weight, linear.bias, rank, alpha, dropout)
+
+    def build(self, weight: nn.Parameter, bias: nn.Parameter | None, rank: int, alpha: float, dropout: float) -> None:
+        self.out_features, self.in_features = weight.shape
         self.rank, self.alpha = rank, alpha
-        self.weight = linear.weight
-        self.register_parameter("bias", linear.bias)
-        self.lora_A = nn.Parameter(torch.zeros(rank, linear.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank))
+        self.weight = weight
+        self.register_parameter("bias", bias)
+        self.lora_A = nn.Parameter(torch.zeros(rank, self.in_features))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-        self.scale, self.dropout = alpha / rank, nn.Dropout(dropout)
+        self.scaling, self.lora_dropout = alpha / rank, nn.Dropout(dropout)
         self.merged = False
 
     @torch.no_grad()
     def merge(self) -> None:
         """Add the LoRA update to the weight, once; forward then uses only the weight."""
         if not self.merged:
-            update = (self.lora_B.float() @ self.lora_A.float()) * self.scale
-            self.weight = nn.Parameter((self.weight + update).to(self.weight.dtype), requires_grad=False)
+            self._add(1.0)
             self.merged = True
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """Take a merged update out of the weight again."""
+        if self.merged:
+            self._add(-1.0)
+            self.merged = False
+
+    def _add(self, sign: float) -> None:
+        update = (self.lora_B.float() @ self.lora_A.float()) * (sign * self.scaling)
+        self.weight = nn.Parameter((self.weight + update).to(self.weight.dtype), requires_grad=False)
 
     def forward(self, x):
         y = functional.linear(x.to(self.weight.dtype), self.weight, self.bias)
         if self.merged:
             return y
-        x = self.dropout(x).to(self.lora_A.dtype)
+        x = self.lora_dropout(x).to(self.lora_A.dtype)
         update = functional.linear(functional.linear(x, self.lora_A), self.lora_B)
-        return y + (update * self.scale).to(y.dtype)
+        return y + (update * self.scaling).to(y.dtype)
 
 
 def apply_lora(model: nn.Module, memory, make=LoRALinear) -> None:

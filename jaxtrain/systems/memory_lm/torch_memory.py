@@ -66,10 +66,10 @@ class MemoryBank(nn.Module):
 
     bits: int | None = None  # quantisation in eval mode; None: none
 
-    def __init__(self, num_memory_tokens: int, memory_dim: int, init_std: float = 0.02):
+    def __init__(self, num_tokens: int, dim: int, init_std: float = 0.02):
         super().__init__()
-        self.num_memory_tokens, self.memory_dim = num_memory_tokens, memory_dim
-        self.memory = nn.Parameter(torch.randn(num_memory_tokens, memory_dim) * init_std)
+        self.num_tokens, self.dim, self.init_std = num_tokens, dim, init_std
+        self.memory = nn.Parameter(torch.randn(num_tokens, dim) * init_std)
 
     def get_memory(self) -> torch.Tensor:
         """Return all memory vectors, [token, width]."""
@@ -77,39 +77,51 @@ class MemoryBank(nn.Module):
 
     def forward(self) -> torch.Tensor:
         bank = self.get_memory()
-        return bank if self.training or self.bits is None else QuantizedMemoryBank(bank, self.bits).get_memory()
+        return bank if self.training or self.bits is None else QuantizedMemoryBank.of(bank, self.bits).get_memory()
 
 
 class FactorizedMemoryBank(MemoryBank):
     """Low-rank bank: the memory is A B^T with A [token, rank] and B [width, rank]."""
 
-    def __init__(self, num_memory_tokens: int, memory_dim: int, rank: int, init_std: float = 0.02):
+    def __init__(self, num_tokens: int, dim: int, rank: int, init_std: float = 0.02):
         nn.Module.__init__(self)
-        self.num_memory_tokens, self.memory_dim, self.rank = num_memory_tokens, memory_dim, rank
-        self.A = nn.Parameter(torch.randn(num_memory_tokens, rank) * init_std)
-        self.B = nn.Parameter(torch.randn(memory_dim, rank) * rank**-0.5)
+        self.num_tokens, self.dim, self.rank, self.init_std = num_tokens, dim, rank, init_std
+        self.A = nn.Parameter(torch.randn(num_tokens, rank) * init_std)
+        self.B = nn.Parameter(torch.randn(dim, rank) * rank**-0.5)
 
     def get_memory(self) -> torch.Tensor:
         return self.A @ self.B.T
 
 
 class ReducedDimMemoryBank(MemoryBank):
-    """Bank with `memory` [token, rank]; attention works in the reduced width `rank`."""
+    """Bank with `memory` [token, reduced_dim]; attention works in this reduced width."""
 
-    def __init__(self, num_memory_tokens: int, rank: int, init_std: float = 0.02):
-        super().__init__(num_memory_tokens, rank, init_std)
-        self.rank = rank
+    def __init__(self, num_tokens: int, reduced_dim: int, init_std: float = 0.02):
+        super().__init__(num_tokens, reduced_dim, init_std)
+        self.reduced_dim = reduced_dim
 
 
 class QuantizedMemoryBank(nn.Module):
     """Bank in 8 or 4 bits, for inference: buffers quantized_memory int8 [token, width or width / 2], scales [token].
 
     Every row has the scale max|row| / 127 (4 bits: / 7), at least 1e-8; values round half to even. With 4 bits, column
-    2j is the low half of a byte, 2j + 1 the high half. Raises UserError for other bits, and for an odd width with 4.
+    2j is the low half of a byte, 2j + 1 the high half. memory: what is quantised, [num_tokens, dim]; without it, a draw
+    from N(0, init_std). Raises UserError for other bits, for an odd width with 4, and for memory of another shape.
     """
 
-    def __init__(self, memory: torch.Tensor, bits: int = 8):
+    def __init__(
+        self,
+        num_tokens: int,
+        dim: int,
+        quant_bits: int = 8,
+        init_std: float = 0.02,
+        memory: torch.Tensor | None = None,
+    ):
         super().__init__()
+        bits, memory = quant_bits, torch.randn(num_tokens, dim) * init_std if memory is None else memory
+        if tuple(memory.shape) != (num_tokens, dim):
+            raise UserError(f"memory is {list(memory.shape)}, wanted [num_tokens, dim] = {[num_tokens, dim]}")
+        self.num_tokens, self.dim, self.quant_bits = num_tokens, dim, quant_bits
         if bits not in (8, 4):
             raise UserError(f"memory.memory_quant_bits: {bits}, wanted 8 or 4")
         if bits == 4 and memory.shape[-1] % 2:
@@ -120,12 +132,16 @@ class QuantizedMemoryBank(nn.Module):
         values = values if bits == 8 else (values[:, 0::2] & 0x0F) | (values[:, 1::2] << 4)
         self.register_buffer("quantized_memory", values)
         self.register_buffer("scales", scales)
-        self.bits = bits
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, bits: int = 8) -> "QuantizedMemoryBank":
+        """Return the quantised form of memory [token, width]."""
+        return cls(*memory.shape, quant_bits=bits, memory=memory)
 
     def get_memory(self) -> torch.Tensor:
         """Return all memory vectors, dequantised, float32 [token, width]."""
         values = self.quantized_memory
-        if self.bits == 4:
+        if self.quant_bits == 4:
             values = torch.stack([(values << 4) >> 4, values >> 4], -1).flatten(1)
         return values.float() * self.scales[:, None]
 
@@ -149,9 +165,19 @@ class ChapteredMemoryBank(nn.Module):
     def get_memory(self) -> torch.Tensor:
         return self.base_bank.get_memory()
 
-    def get_chapters(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the memory of the chapters `indices` [batch, k], concatenated: [batch, k x token, width]."""
-        return self()[indices].flatten(-3, -2)
+    def get_chapter(self, chapter_idx: int) -> torch.Tensor:
+        """Return the memory of one chapter, [token, width]. Raises IndexError for a number out of range."""
+        if not 0 <= chapter_idx < self.num_chapters:
+            raise IndexError(f"chapter_idx: {chapter_idx}, wanted 0 to {self.num_chapters - 1}")
+        return self()[chapter_idx]
+
+    def get_chapters(self, chapter_indices: torch.Tensor) -> torch.Tensor:
+        """Return the memory of chapters [..., k], concatenated in this order: [..., k x token, width]."""
+        return self()[torch.as_tensor(chapter_indices)].flatten(-3, -2)
+
+    def get_chapters_batched(self, chapter_indices: torch.Tensor) -> torch.Tensor:
+        """Return the memory of each row's chapters [batch, k], concatenated: [batch, k x token, width]."""
+        return self.get_chapters(chapter_indices)
 
     def forward(self) -> torch.Tensor:
         return self.base_bank().unflatten(0, (self.num_chapters, -1))
@@ -204,9 +230,12 @@ class Router(nn.Module):
             pooled = self.mean(hidden, ones, window)
         return self.choose(self.router(pooled))
 
-    def choose(self, logits):
-        """Return indices and weights [..., k] of the most likely chapters that are not shared, and the logits."""
-        memory, shared = self.memory, self.memory.num_shared_chapters
+    def choose(self, logits, shared: int | None = None):
+        """Return indices and weights [..., k] of the most likely chapters that are not shared, and the logits.
+
+        shared: number of the first chapters left out; the memory section's by default.
+        """
+        memory, shared = self.memory, self.memory.num_shared_chapters if shared is None else shared
         p = logits.softmax(-1)
         p = p[..., shared:] / p[..., shared:].sum(-1, keepdim=True).clamp_min(1e-12)
         weights, indices = p.topk(min(memory.top_k_chapters, p.shape[-1]), -1)

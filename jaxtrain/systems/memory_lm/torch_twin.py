@@ -85,10 +85,10 @@ class Block(nn.Module):
     def forward(self, x, view, bank, routing):
         x = x + self.self_attn(self.input_layernorm(x), view)
         if self.variant == "A":
-            x = x + self.memory_attn(self.memory_layernorm(x), bank, routing, view.strategy)
+            x = x + self.memory_attn(self.memory_layernorm(x), bank, routing=routing, strategy=view.strategy)
         x = x + self.mlp(self.post_attention_layernorm(x))
         if self.variant == "B":
-            x = x + self.memory_attn(self.memory_layernorm(x), bank, routing, view.strategy)
+            x = x + self.memory_attn(self.memory_layernorm(x), bank, routing=routing, strategy=view.strategy)
             x = x + self.post_memory_mlp(self.post_memory_layernorm(x))
         return x
 
@@ -118,7 +118,7 @@ class MemoryModel(nn.Module):
         view.layer = layer
         if layer not in self.bank_of or not self.memory.use_chapters:
             return None
-        view.routing[layer] = self.routers[str(layer)](hidden, view, view.strategy)
+        view.routing[layer] = self.routers[str(layer)](hidden, view=view, strategy=view.strategy)
         return view.routing[layer][:2]
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, segment_ids=None):
@@ -190,7 +190,7 @@ class MemoryAdapter(MemoryModel):
                 continue
             routing = self.route(i, x, view)
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
-            read = adapter.memory_attn(adapter.memory_layernorm(x), bank, routing, view.strategy)
+            read = adapter.memory_attn(adapter.memory_layernorm(x), bank, routing=routing, strategy=view.strategy)
             x = x + read.to(x.dtype)
         return decoder.norm(x)
 

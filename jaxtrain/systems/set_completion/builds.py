@@ -3,8 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from jaxtrain.systems.set_completion.vocabulary import (
     MAIN_AP,
@@ -20,38 +19,68 @@ from jaxtrain.systems.set_completion.vocabulary import (
 )
 
 
-class Capstone(NamedTuple):
-    """Meaning of an ability token: at least `min_ap` points of `family`."""
+@dataclasses.dataclass(frozen=True)
+class AbilityToken:
+    """Ability token: at least `min_ap` points of `family`. main_only: an ability of main slots, by its bare name."""
 
-    token: str
+    name: str
     family: str
     min_ap: int
     main_only: bool
 
+    @classmethod
+    def from_vocab_entry(cls, token: str) -> "AbilityToken":
+        """Read a token's name. Raises ValueError for <PAD> and <NULL>, and for a name without points."""
+        if token in (PAD, NULL):
+            raise ValueError(f"{token} asks for no ability")
+        if token in MAIN_ONLY:
+            return cls(token, token, MAIN_AP, True)
+        family, _, points = token.rpartition("_")
+        if not family or not points.isdigit():
+            raise ValueError(f"{token!r} is no ability token: wanted a main-only ability, or a family and its points")
+        return cls(token, family, int(points), False)
 
-def read_token(token: str) -> Capstone | None:
-    """Return the meaning of a token; None for <PAD> and <NULL>, which require no ability."""
-    if token in (PAD, NULL):
-        return None
-    if token in MAIN_ONLY:
-        return Capstone(token, token, MAIN_AP, True)
-    family, _, ap = token.rpartition("_")
-    return Capstone(token, family, int(ap), False)
+
+def read_token(token: str | AbilityToken) -> AbilityToken | None:
+    """Return the meaning of a token, itself if it is an AbilityToken; None for <PAD> and <NULL>."""
+    if isinstance(token, AbilityToken):
+        return token
+    return None if token in (PAD, NULL) else AbilityToken.from_vocab_entry(token)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Build:
-    """A build. mains: family or None by slot. subs: number of subs by family, without zeros.
+    """A build. mains: family or None for each of head, clothes and shoes. subs: number of subs by family.
 
-    Builds that differ only in the slots of standard mains are equal and have the same hash.
+    total_ap: computed from them, whatever is passed. Raises ValueError for other slots, a main-only ability on another
+    slot or among the subs, more than 9 subs, or more than 57 points. Builds that differ only in the slots of standard
+    mains are equal and have the same hash.
     """
 
     mains: Mapping[str, str | None]
     subs: Mapping[str, int]
+    total_ap: int = 0
 
-    @property
-    def total_ap(self) -> int:
-        return MAIN_AP * sum(main is not None for main in self.mains.values()) + SUB_AP * sum(self.subs.values())
+    def __post_init__(self) -> None:
+        if set(self.mains) != set(SLOTS):
+            raise ValueError(
+                f"mains: got the slots {sorted(self.mains)}, wanted {sorted(SLOTS)}; None for an empty one"
+            )
+        for slot, main in self.mains.items():
+            if SLOT_OF.get(main, slot) != slot:
+                raise ValueError(f"mains[{slot!r}]: {main} belongs to {SLOT_OF[main]}")
+        wrong = [family for family in self.subs if family in SLOT_OF]
+        if wrong:
+            raise ValueError(f"subs: {', '.join(wrong)} only fit main slots")
+        negative = [family for family, count in self.subs.items() if count < 0]
+        if negative:
+            raise ValueError(f"subs: {', '.join(negative)}: a count is negative")
+        count = sum(self.subs.values())
+        if count > SUB_SLOTS:
+            raise ValueError(f"subs: {count} of them, wanted at most {SUB_SLOTS}")
+        self.total_ap = MAIN_AP * sum(main is not None for main in self.mains.values()) + SUB_AP * count
+        if self.total_ap > TOTAL_AP:
+            raise ValueError(f"a build has at most {TOTAL_AP} ability points, got {self.total_ap}")
 
     @property
     def achieved_ap(self) -> dict[str, int]:
@@ -65,11 +94,9 @@ class Build:
             points[family] = points.get(family, 0) + SUB_AP * count
         return points
 
-    @property
-    def valid(self) -> bool:
-        fits = all(SLOT_OF.get(main, slot) == slot for slot, main in self.mains.items() if main)
-        main_only_subs = any(family in SLOT_OF for family in self.subs)
-        return fits and not main_only_subs and sum(self.subs.values()) <= SUB_SLOTS and self.total_ap <= TOTAL_AP
+    def to_dict(self) -> dict:
+        """Return {"mains", "subs", "total_ap"} of plain values, for JSON."""
+        return {"mains": dict(self.mains), "subs": dict(self.subs), "total_ap": self.total_ap}
 
     @property
     def identity(self) -> tuple:
@@ -86,9 +113,11 @@ class Build:
 
 
 def allocate(
-    tokens: Sequence[str], priority: Mapping[str, float] | None = None
+    tokens: Iterable[str | AbilityToken], priority: Mapping[str, float] | None = None
 ) -> tuple[Build, int] | tuple[None, None]:
     """Return the cheapest legal build that reaches every token, and its overshoot in points; else (None, None).
+
+    tokens: names, or AbilityTokens, whose fields count.
 
     priority: family -> preference for a main slot. All ways to give 0 to 3 free mains to each standard family are
     ranked by fewest subs, then least overshoot, then largest priority on mains, then fewest points. Among equals the
@@ -142,14 +171,14 @@ def _placements(families, tiers, free, placed, subs):
             yield from _placements(rest, tiers, free, {**placed, **dict.fromkeys(slots, family)}, covered)
 
 
-def expand(tokens: Sequence[str]) -> list[str]:
+def expand(tokens: Iterable[str | AbilityToken]) -> list[str]:
     """Return the model's input tokens: each tier with all tiers below it; [<NULL>] for an empty build.
 
     A tier that is given twice appears twice, as in the original.
     """
     context = []
     for wanted in filter(None, map(read_token, tokens)):
-        context += [wanted.token] if wanted.main_only else thresholds_up_to(wanted.family, wanted.min_ap)
+        context += [wanted.name] if wanted.main_only else thresholds_up_to(wanted.family, wanted.min_ap)
     return context or [NULL]
 
 

@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     score: float
 
 
-def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 0.5) -> State:
+def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 0.5, bonus: float = BONUS) -> State:
     """Add all tokens with a probability of at least `threshold` that add information, until there are none."""
     tokens = [token for token in context if read_token(token)]
     priority: dict[str, float] = {}
@@ -45,7 +45,7 @@ def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 
             return State(tuple(tokens), score, priority)
         for token, family, p in added:
             tokens = _add(tokens, token)
-            score += p + BONUS
+            score += p + bonus
             priority[family] = max(priority.get(family, 0.0), p)
 
 
@@ -56,27 +56,30 @@ def reconstruct(
     max_steps: int | None = 6,
     top_k: int = 1,
     threshold: float = 0.5,
+    bonus: float = BONUS,
+    allocate: Callable[..., tuple[Build, int] | tuple[None, None]] = allocate,
 ) -> list[Candidate]:
     """Return the best `top_k` legal builds that contain the context's tokens.
 
     The beam starts from the context and from its greedy closure; as in the original, it may hold the same set of tokens
     in several orders. Candidates are the builds of all visited states, ranked by total points, then least overshoot,
-    then score. max_steps=None means 30.
+    then score. max_steps=None means 30. bonus: added to the score for every added token. allocate: (tokens, priority)
+    -> (build, overshoot) or (None, None).
     """
     start = State(tuple(token for token in context if read_token(token)), 0.0, {})
     found: dict[tuple, Candidate] = {}
-    greedy = greedy_closure(predict, context, threshold)
+    greedy = greedy_closure(predict, context, threshold, bonus)
     for state in (start, greedy):
-        _collect(found, state)
+        _collect(found, state, allocate)
     beam = [start, greedy]
     seen = {frozenset(state.tokens) for state in beam}
     for _ in range(MOST_STEPS if max_steps is None else max_steps):
         predictions = predict([expand(state.tokens) for state in beam])
-        extended = [new for state, p in zip(beam, predictions, strict=True) for new in _extensions(state, p)]
+        extended = [new for state, p in zip(beam, predictions, strict=True) for new in _extensions(state, p, bonus)]
         unique = {state.tokens: state for state in sorted(extended, key=lambda state: state.score)}
         beam = sorted(unique.values(), key=lambda state: -state.score)[:beam_size]
         for state in beam:
-            _collect(found, state)
+            _collect(found, state, allocate)
         keys = {frozenset(state.tokens) for state in beam}
         if keys <= seen:
             break
@@ -85,7 +88,7 @@ def reconstruct(
     return ranked[:top_k]
 
 
-def _collect(found: dict[tuple, Candidate], state: State) -> None:
+def _collect(found: dict[tuple, Candidate], state: State, allocate: Callable) -> None:
     build, overshoot = allocate(state.tokens, state.priority)
     if build is not None:
         new = Candidate(build, overshoot, state.score)
@@ -94,14 +97,14 @@ def _collect(found: dict[tuple, Candidate], state: State) -> None:
             found[build.identity] = new
 
 
-def _extensions(state: State, probabilities: Mapping[str, float]) -> list[State]:
+def _extensions(state: State, probabilities: Mapping[str, float], bonus: float) -> list[State]:
     """Return the state extended by each token that adds information, most probable first, and the state itself."""
     extended = []
     for token, p in sorted(probabilities.items(), key=lambda item: -item[1]):
         wanted = read_token(token)
         if wanted is not None and _says_more(token, state.tokens):
             priority = {**state.priority, wanted.family: max(state.priority.get(wanted.family, 0.0), p)}
-            extended.append(State(tuple(_add(state.tokens, token)), state.score + p + BONUS, priority))
+            extended.append(State(tuple(_add(state.tokens, token)), state.score + p + bonus, priority))
     return [*extended, state]
 
 

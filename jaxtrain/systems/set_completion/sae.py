@@ -259,10 +259,16 @@ def original_total_steps(epochs: int, batches: int, batch_size: int, steps_befor
     return max(0, epochs * batches - steps_before_train // batch_size) * train_steps or epochs * batches
 
 
-def miracle_distance(mse: float, l0: float, dead_percent: float) -> float:
-    """Return the original's score: log distance to mse 0.0003, l0 0.09 and 3.5 % dead, each ratio floored at 0.1.
+def miracle_distance(
+    mse: float,
+    l0: float,
+    dead_percent: float,
+    targets: tuple[float, float, float] = (0.0003, 0.09, 3.5),
+    weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
+) -> float:
+    """Return the original's score: weighted log distance to the targets, each ratio floored at 0.1.
 
     The original passes (1 - l0) * 100 as dead_percent, which is no share of dead features; see docs/set_completion.md.
     """
-    targets = ((mse, 0.0003), (l0, 0.09), (dead_percent, 3.5))
-    return math.sqrt(sum(math.log(max(value / target, 0.1)) ** 2 for value, target in targets))
+    ratios = (value / target for value, target in zip((mse, l0, dead_percent), targets, strict=True))
+    return math.sqrt(sum(w * math.log(max(ratio, 0.1)) ** 2 for w, ratio in zip(weights, ratios, strict=True)))

@@ -6,25 +6,27 @@ import torch
 class ActivationBuffer:
     """Ring buffer of activations in torch; the `sae` task has its own on the device (sae.RingBuffer).
 
-    size: rows kept. dim: their width, by default that of the first rows. device: None means that of the first rows.
-    max_size, d: the original code's names of size and dim; they are attributes too, as are its `buf` and `ptr`.
+    max_size (`size` in the README): rows in the storage. d (`dim`): their width, by default that of the first rows.
+    device: where torch lacks it, the CPU; None means that of the first rows. `buf` and `ptr` are the README's `buffer`
+    and `position`.
     exact_fill_bug: as in the original, a write that ends exactly at the end of the storage leaves the buffer apparently
     empty until the next wrap.
     """
 
     def __init__(
         self,
-        size: int = 819_200,
-        dim: int | None = None,
-        device="cpu",
-        exact_fill_bug: bool = False,
-        *,
-        max_size: int | None = None,
+        max_size: int = 819_200,
         d: int | None = None,
+        device="cuda",
+        *,
+        size: int | None = None,
+        dim: int | None = None,
+        exact_fill_bug: bool = False,
     ):
-        size, dim = size if max_size is None else max_size, dim if d is None else d
-        self.size, self.device, self.exact_fill_bug = size, device, exact_fill_bug
-        self.buffer = None if dim is None else torch.zeros(size, dim, device=device)
+        size, dim = max_size if size is None else size, d if dim is None else dim
+        without = device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available()
+        self.size, self.device, self.exact_fill_bug = size, "cpu" if without else device, exact_fill_bug
+        self.buffer = None if dim is None else torch.zeros(size, dim, device=self.device)
         self.position, self.full = 0, False
 
     @property
@@ -54,12 +56,12 @@ class ActivationBuffer:
     def __len__(self) -> int:
         return self.size if self.full else self.position
 
-    def add(self, activations) -> None:
+    def add(self, acts) -> None:
         """Write rows [row, dim]; more axes are flattened to rows. Raises ValueError for another width."""
-        self.device = activations.device if self.device is None else self.device
-        if not activations.numel():
+        self.device = acts.device if self.device is None else self.device
+        if not acts.numel():
             return
-        rows = activations.detach().reshape(-1, activations.shape[-1]).to(self.device, torch.float32)
+        rows = acts.detach().reshape(-1, acts.shape[-1]).to(self.device, torch.float32)
         if self.buffer is None:
             self.buffer = torch.zeros(self.size, rows.shape[1], device=self.device)
         if rows.shape[1] != self.buffer.shape[1]:
@@ -77,7 +79,7 @@ class ActivationBuffer:
         """Draw [number, dim] rows uniformly with replacement from the stored rows."""
         return self.buffer[torch.randint(len(self), (number,), device=self.device)]
 
-    def get_loader(self, batch_size: int, shuffle: bool = True):
+    def get_loader(self, batch_size: int = 1024, shuffle: bool = True):
         """Return a DataLoader over the stored rows, or None if the buffer is empty."""
         if not len(self):
             return None

@@ -175,7 +175,7 @@ class SetCompletionModel(nn.Module):
         return self.output_layer(self.pooled(ability_tokens, weapon_token, key_padding_mask))
 
     @classmethod
-    def load_from_checkpoint(cls, path: str | pathlib.Path, **arguments: Any) -> "SetCompletionModel":
+    def load_from_checkpoint(cls, checkpoint_path: str | pathlib.Path, **model_args: Any) -> "SetCompletionModel":
         """Return a model of these arguments with a file's weights, without DDP prefixes.
 
         The file holds a state dict, or a dict with `model_state_dict`. Raises RuntimeError, as torch does, if the
@@ -183,7 +183,7 @@ class SetCompletionModel(nn.Module):
         """
         from torch_bridge.state_dict import convert_ddp_state
 
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        model = cls(**arguments)
+        state = torch.load(checkpoint_path, map_location="cpu", weights_only=True)
+        model = cls(**model_args)
         model.load_state_dict(convert_ddp_state(state.get("model_state_dict", state)))
         return model

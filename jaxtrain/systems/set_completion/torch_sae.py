@@ -7,20 +7,43 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from jaxtrain.systems.set_completion.sae import miracle_distance
+
 USAGE_MEMORY = 0.99  # decay of the running average of feature usage
 
 
 @dataclasses.dataclass
 class SAEConfig:
-    """The original's settings of a sparse autoencoder."""
+    """The original's settings of a sparse autoencoder and its training; miracle_*: of `miracle_distance`.
+
+    resample_interval, dead_neuron_steps and learning_rate are not read, as in the original.
+    """
 
     input_dim: int
     expansion_factor: float = 8.0
-    l1_coefficient: float = 1e-3
+    l1_coefficient: float = 1e-5
     dead_neuron_threshold: float = 1e-6
+    resample_interval: int = 12_500
+    learning_rate: float = 1e-4
     dead_neuron_steps: int = 12_500
     target_usage: float = 0.05
     usage_coeff: float = 1e-3
+    miracle_mse_target: float = 3e-4
+    miracle_sparsity_target: float = 0.09
+    miracle_dead_neuron_target: float = 3.5
+    miracle_mse_weight: float = 1.0
+    miracle_sparsity_weight: float = 1.0
+    miracle_dead_neuron_weight: float = 1.0
+
+    def miracle(self, mse: float, l0: float) -> float:
+        """Return `miracle_distance` for these targets and weights, with (1 - l0) * 100 as the dead per cent."""
+        return miracle_distance(
+            mse,
+            l0,
+            (1 - l0) * 100,
+            (self.miracle_mse_target, self.miracle_sparsity_target, self.miracle_dead_neuron_target),
+            (self.miracle_mse_weight, self.miracle_sparsity_weight, self.miracle_dead_neuron_weight),
+        )
 
 
 class SparseAutoencoder(nn.Module):
@@ -58,6 +81,14 @@ class SparseAutoencoder(nn.Module):
         self.train_decoder, self.top_k = train_decoder, top_k
         self.normalize_decoder()
 
+    def set_kl_coeff(self, coeff: float) -> None:
+        """Set the coefficient of the usage penalty, `usage_coeff`."""
+        self.usage_coeff = coeff
+
+    def set_l1_coeff(self, coeff: float) -> None:
+        """Set the coefficient of the L1 norm, `l1_coefficient`."""
+        self.l1_coefficient = coeff
+
     @torch.no_grad()
     def normalize_decoder(self):
         """Scale the dictionary's columns to unit length."""
@@ -83,12 +114,12 @@ class SparseAutoencoder(nn.Module):
         h = self.encode(x)[1]
         return self.decode(h), h
 
-    def compute_loss(self, x, reconstruction, h) -> tuple[torch.Tensor, dict[str, float]]:
+    def compute_loss(self, x, reconstruction, hidden) -> tuple[torch.Tensor, dict[str, float]]:
         """Return mse + l1_coefficient * l1 + usage_coeff * KL of usage, and its terms; updates usage_ema."""
         mse = (reconstruction - x).square().mean()
-        l1 = h.abs().sum(1).mean()
+        l1 = hidden.abs().sum(1).mean()
         with torch.no_grad():
-            usage = (h.flatten(0, -2) > 0).float().mean(0)
+            usage = (hidden.flatten(0, -2) > 0).float().mean(0)
             self.usage_ema.mul_(USAGE_MEMORY).add_(usage, alpha=1 - USAGE_MEMORY)
             rho, p = self.target_usage, self.usage_ema.clamp(1e-7, 1 - 1e-7)
             kl = (rho * torch.log(rho / p) + (1 - rho) * torch.log((1 - rho) / (1 - p))).mean()
@@ -125,31 +156,40 @@ class SetCompletionHook:
 
     Register it: `model.output_layer.register_forward_pre_hook(hook)`. bypass: change and record nothing. no_change:
     record `last_in`, `last_h_pre`, `last_h_post` and change nothing. `last_x_recon`: the reconstruction passed on.
-    Raises IndexError for a feature out of range.
+    `idx` and `value` are the edited feature and its value. Raises IndexError for a feature out of range.
     """
 
     def __init__(
         self,
-        sae: SparseAutoencoder,
+        sae_model: SparseAutoencoder,
         neuron_number: int | None = None,
         neuron_value: float | None = None,
         bypass: bool = False,
         no_change: bool = False,
     ):
-        self.sae, self.neuron_number, self.neuron_value = sae, neuron_number, neuron_value
+        self.sae, self.idx, self.value = sae_model, neuron_number, neuron_value
         self.bypass, self.no_change = bypass, no_change
         self.last_in = self.last_h_pre = self.last_h_post = self.last_x_recon = None
 
     def update_neuron(self, neuron_number: int | None, neuron_value: float | None) -> None:
         """Set a feature to a value from now on; switches bypass and no_change off."""
-        self.neuron_number, self.neuron_value = neuron_number, neuron_value
+        self.idx, self.value = neuron_number, neuron_value
         self.bypass = self.no_change = False
 
     def clear_edit(self) -> None:
-        self.neuron_number = self.neuron_value = None
+        self.idx = self.value = None
 
-    def set_mode(self, bypass: bool = False, no_change: bool = False) -> None:
-        self.bypass, self.no_change = bypass, no_change
+    def set_mode(self, *, bypass: bool | None = None, no_change: bool | None = None) -> None:
+        """Set one or both of the switches; None leaves a switch as it is."""
+        self.bypass = self.bypass if bypass is None else bypass
+        self.no_change = self.no_change if no_change is None else no_change
+
+    @property
+    def mode_str(self) -> str:
+        """Return what a call does: bypass, no_change, edit or reconstruct."""
+        if self.bypass or self.no_change:
+            return "bypass" if self.bypass else "no_change"
+        return "reconstruct" if self.idx is None or self.value is None else "edit"
 
     @torch.no_grad()
     def __call__(self, module: nn.Module, inputs: tuple) -> Any:
@@ -162,10 +202,23 @@ class SetCompletionHook:
         if self.no_change:
             return None
         h = self.last_h_post
-        if self.neuron_number is not None and self.neuron_value is not None:
-            if self.neuron_number >= h.shape[-1]:
-                raise IndexError(f"neuron {self.neuron_number}: the autoencoder has {h.shape[-1]}, numbered from 0")
+        if self.idx is not None and self.value is not None:
+            if self.idx >= h.shape[-1]:
+                raise IndexError(f"neuron {self.idx}: the autoencoder has {h.shape[-1]}, numbered from 0")
             h = h.clone()
-            h[:, self.neuron_number] = self.neuron_value
+            h[:, self.idx] = self.value
         self.last_x_recon = self.sae.decode(h)
         return (self.last_x_recon, *rest)
+
+
+def register_hooks(
+    primary_model: nn.Module,
+    sae_model: SparseAutoencoder,
+    neuron_number: int | None = None,
+    neuron_value: float | None = None,
+    bypass: bool = False,
+    no_change: bool = False,
+) -> tuple[SetCompletionHook, Any]:
+    """Register a SetCompletionHook on a model's output layer; return it and the handle whose `remove()` undoes it."""
+    hook = SetCompletionHook(sae_model, neuron_number, neuron_value, bypass, no_change)
+    return hook, primary_model.output_layer.register_forward_pre_hook(hook)

@@ -49,20 +49,20 @@ def thresholds_up_to(family: str, ap: int) -> list[str]:
     return [f"{family}_{threshold}" for threshold in THRESHOLDS if threshold <= ap]
 
 
-def tokenize_build(points: Mapping[str, int]) -> list[str]:
+def tokenize_build(build: Mapping[str, int]) -> list[str]:
     """Return the tokens of a build {ability: points}; ["<NULL>"] for an empty build.
 
     A main-only ability gets its token for any number of points; unknown names are ignored. Raises ValueError for more
     than 57 points or a float value.
     """
-    if not points:
+    if not build:
         return [NULL]
-    if any(isinstance(value, float) for value in points.values()):
-        raise ValueError(f"a build's ability points are integers, got {dict(points)}")
-    if sum(points.values()) > TOTAL_AP:
-        raise ValueError(f"a build has at most {TOTAL_AP} ability points, got {sum(points.values())}")
-    tokens = [name for name in MAIN_ONLY if name in points]
-    return tokens + [token for name in STANDARD for token in thresholds_up_to(name, points.get(name, 0))]
+    if any(isinstance(value, float) for value in build.values()):
+        raise ValueError(f"a build's ability points are integers, got {dict(build)}")
+    if sum(build.values()) > TOTAL_AP:
+        raise ValueError(f"a build has at most {TOTAL_AP} ability points, got {sum(build.values())}")
+    tokens = [name for name in MAIN_ONLY if name in build]
+    return tokens + [token for name in STANDARD for token in thresholds_up_to(name, build.get(name, 0))]
 
 
 def tokenize(

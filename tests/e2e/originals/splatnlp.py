@@ -42,7 +42,7 @@ def moved(namespace):
 
 def rows(namespace):
     items = [{"ability_tags": [1, 2, 3], "weapon_id": 0}] * 8
-    namespace.update(dataset=set_completion.SetDataset(items), batch_size=4)
+    namespace.update(dataset=set_completion.SetDataset(items, 12), batch_size=4)
 
 
 def gradients(namespace):

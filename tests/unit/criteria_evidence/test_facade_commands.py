@@ -175,8 +175,10 @@ def test_a_script_tracks_its_run_as_the_originals(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     config = {"training": {"epochs": 3, "betas": [0.9, 0.999]}}
-    psy.configure_mlflow(f"sqlite:///{tmp_path / 'mlflow.db'}", "Criteria", (tmp_path / "artifacts").as_uri())
-    with psy.mlflow_run("criteria", config, {"task": "criteria"}) as active:
+    psy.configure_mlflow(
+        f"sqlite:///{tmp_path / 'mlflow.db'}", "Criteria", artifact_location=(tmp_path / "artifacts").as_uri()
+    )
+    with psy.mlflow_run("criteria", tags={"task": "criteria"}, config=config) as active:
         mlflow.log_metrics({"train_loss_step": 0.5}, step=2)
     found = mlflow.get_run(active.info.run_id)
     assert found.data.params == {"training.epochs": "3", "training.betas": "[0.9, 0.999]"}

@@ -1,5 +1,7 @@
 """Seeds, determinism and the device, which torch alone decides."""
 
+import json
+import logging
 import types
 from unittest import mock
 
@@ -38,3 +40,37 @@ def test_the_device_tells_what_torch_tells_of_it(capsys, monkeypatch):
     assert psy.get_device(device_id=1) == torch.device("cuda:1")
     assert "V100" in (printed := capsys.readouterr().out)
     assert "BFloat16" not in printed
+
+
+def test_relative_stores_lie_under_the_projects_folder(tmp_path):
+    assert psy.resolve_tracking_uri("sqlite:///mlflow.db", tmp_path) == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert psy.resolve_tracking_uri("sqlite:////var/x.db", tmp_path) == "sqlite:////var/x.db"
+    assert psy.resolve_tracking_uri("http://host:5000", tmp_path) == "http://host:5000"
+    assert psy.resolve_tracking_uri("mlruns", tmp_path) == (tmp_path / "mlruns").as_uri()
+    assert psy.resolve_artifact_location(None, tmp_path) is None
+    assert psy.resolve_artifact_location("artifacts", tmp_path) == (tmp_path / "artifacts").as_uri()
+    assert psy.resolve_artifact_location("s3://bucket/a", tmp_path) == "s3://bucket/a"
+
+
+def test_folders_of_trials_are_made_pruned_and_summed_up(tmp_path):
+    folder = psy.ensure_directory(tmp_path / "a" / "b")
+    (folder / "old").mkdir()
+    (folder / "old" / "x.txt").write_text("x")
+    path = psy.archive_trial_summary(folder, 3, {"lr": 1e-5}, {"f1": 0.5}, {"seed": 1})
+    psy.prune_directory_except(folder, ["trial_3.json"])
+    assert [entry.name for entry in folder.iterdir()] == ["trial_3.json"]
+    assert json.loads(path.read_text()) == {
+        "trial_number": 3,
+        "params": {"lr": 1e-5},
+        "metrics": {"f1": 0.5},
+        "seed": 1,
+    }
+    psy.prune_directory_except(tmp_path / "none", [])
+
+
+def test_a_logger_prints_each_line_once(capsys):
+    for _ in range(2):
+        logger = psy.get_logger("psy-test", logging.WARNING)
+    logger.warning("one line")
+    logger.info("no line")
+    assert capsys.readouterr().err.count("line") == 1

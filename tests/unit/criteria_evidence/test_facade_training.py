@@ -5,6 +5,7 @@ import sys
 import types
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +25,10 @@ def dataset_of(name: str, tokenizer=str(FIXTURE / "tokenizer.json")):
     family, architecture = name.split("_")
     kind = getattr(original("architectures" if family == "arch" else "datasets"), f"{architecture.capitalize()}Dataset")
     path = FIXTURE / FILES.get(architecture, "redsm5_matched_evidence.csv")
-    return kind(path, tokenizer, criteria_path=str(FIXTURE / "dsm_criteria.json"), **LENGTHS[architecture])
+    options = {"dsm_criteria_path": str(FIXTURE / "dsm_criteria.json"), "pair": family == "arch"}
+    if architecture == "joint":
+        return kind(path, tokenizer, tokenizer, **options, **LENGTHS[architecture])
+    return kind(path, tokenizer, **options, **LENGTHS[architecture])
 
 
 @pytest.mark.parametrize("name", sorted(table("data_pipeline")["ok_rows"]))
@@ -341,7 +345,7 @@ def test_the_evaluator_gives_the_originals_scores(case):
         want = case[f"Evaluator.{task}"]
         if not isinstance(want, dict) or "error" in want:
             continue
-        found = psy.Evaluator(Table(), task_type=task).evaluate(loader)
+        found = psy.Evaluator(Table(), "cpu", task).evaluate(loader)
         shared = set(want) & set(found) - {"classification_report"}
         assert len(shared) >= 6
         assert_near({k: found[k] for k in shared}, {k: want[k] for k in shared}, 1e-6)
@@ -375,7 +379,7 @@ def test_predictions_are_the_originals(architecture):
         else case["texts"]
     )
     length = case["max_length"]
-    found = psy.predict(architecture, Rule(1, 1), tokenizer, texts, length, length)
+    found = psy.predict_texts(architecture, Rule(1, 1), tokenizer, texts, length, length)
     assert_near(found, case[architecture], 1e-5)
 
 
@@ -385,8 +389,14 @@ def test_a_model_is_left_in_evaluation_mode(tmp_path):
     assert not trainer.model.training
     trainer.train_epoch()
     assert trainer.model.training
-    psy.Evaluator(trainer.model).evaluate(trainer.val_loader)
+    evaluator = psy.Evaluator(trainer.model, "cpu")
+    evaluator.evaluate(trainer.val_loader)
     assert not trainer.model.training
+    shares = evaluator.predict_proba(trainer.val_loader)
+    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(evaluator.predict(trainer.val_loader), shares.argmax(1))
+    with pytest.raises(ValueError, match="gave no batch"):
+        evaluator.predict([])
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -2,14 +2,20 @@
 
 import copy
 import io
+import pathlib
 import pickle
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch.nn import functional
 
 from jaxtrain.systems import fmri_autoencoder as giblet
 from jaxtrain.systems.fmri_autoencoder import torch_gen1
+from jaxtrain.systems.fmri_autoencoder.original import first_generation
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "fmri_autoencoder"
 
 GEN1 = {"video_height": 18, "video_width": 32, "audio_mels": 8, "text_dim": 6, "n_voxels": 7, "bottleneck_dim": 12}
 GEN1 |= {"video_features": 6, "audio_features": 5, "text_features": 4, "decoder_hidden_dim": 8}
@@ -122,7 +128,7 @@ def test_wrong_audio_raises_as_in_the_original():
 
 
 def test_the_parts_are_modules_of_their_own():
-    video = giblet.VideoEncoder(3, 4, output_features=9, frames_per_tr=2, widths={4096: 32, 2048: 28}).eval()
+    video = giblet.VideoEncoder(2 * 3 * 4 * 3, 9, widths={4096: 32, 2048: 28}).eval()
     assert video(torch.rand(2, 72)).shape == video(torch.rand(2, 2, 3, 12)).shape == (2, 9)
     audio = giblet.AudioEncoder(output_features=5, frames_per_tr=3, use_encodec=True).eval()
     assert audio(torch.randint(0, 1024, (2, 24))).shape == (2, 5)
@@ -151,7 +157,7 @@ def test_a_parts_arguments_are_its_attributes(name):
 
 
 def test_the_readmes_generation_has_encoders_and_a_decoder_under_the_originals_names():
-    video = torch_gen1.VideoEncoder(18, 32, output_features=6, channel_widths=GEN1["channel_widths"]).eval()
+    video = torch_gen1.VideoEncoder(3, 18, 32, 6, channel_widths=GEN1["channel_widths"]).eval()
     assert video(torch.rand(2, 3, 18, 32)).shape == (2, 6)
     audio = torch_gen1.AudioEncoder(input_mels=8, output_features=5).eval()
     assert audio(torch.rand(2, 8)).shape == (2, 5)
@@ -267,3 +273,54 @@ def test_an_unknown_keyword_is_a_type_error(make):
 def test_the_perceptual_loss_is_refused_as_in_the_original():
     with pytest.raises(NotImplementedError, match="PerceptualLoss"):
         giblet.PerceptualLoss()
+
+
+def test_the_responses_functions_are_the_originals():
+    tensors = load_file(GOLDEN / "data_pipeline.safetensors")
+    np.testing.assert_allclose(giblet.get_canonical_hrf(2.0), tensors["hrf/kernel_tr2.0"], atol=1e-7)
+    kernel = giblet.get_canonical_hrf(1.5)
+    assert (len(kernel), round(kernel.sum(), 3), giblet.get_hrf_peak_latency(1.5)) == (21, 1.803, 6.0)
+    impulse = np.zeros((60, 1), np.float32)
+    impulse[30] = 1
+    assert giblet.convolve_with_padding(impulse).argmax() == 24
+    assert giblet.apply_hrf(impulse, mode="causal").argmax() == 34
+    for name in ("x1", "x2", "x3", "xi"):
+        given = tensors[f"hrf/in/{name}"]
+        for kind, found in (
+            ("padded", giblet.convolve_with_padding(given)),
+            ("same", giblet.apply_hrf(given)),
+            ("full", giblet.apply_hrf(given, mode="full")),
+        ):
+            np.testing.assert_allclose(found, tensors[f"hrf/out/{kind}_{name}"], rtol=1e-5, atol=1e-6, err_msg=kind)
+    with pytest.raises(ValueError, match="wanted same, full or causal"):
+        giblet.apply_hrf(impulse, mode="valid")
+
+
+@pytest.mark.parametrize("responds", [False, True])
+def test_aligned_arrays_are_the_originals(responds):
+    tensors = load_file(GOLDEN / "data_pipeline.safetensors")
+    given = [tensors[f"align/in/{name}"] for name in ("video", "audio_codes2d", "text", "fmri")]
+    found = giblet.align_all_modalities(*given, apply_hrf_conv=responds)
+    for name in ("video", "audio", "text", "fmri"):
+        wanted = tensors[f"align/codes2d/hrf{responds:d}/{name}"]
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert found["n_trs"] == len(found["fmri"])
+    assert giblet.get_alignment_info(found)["video"]["shape"] == found["video"].shape
+
+
+def test_a_models_summary_counts_its_parameters(tmp_path):
+    text = giblet.create_model_summary(torch.nn.Linear(3, 2), tmp_path / "summary.txt")
+    assert text.splitlines()[-1] == "parameters: 8, of which 8 are trained"
+    assert (tmp_path / "summary.txt").read_text() == text + "\n"
+
+
+def test_each_generation_reads_its_own_positions():
+    with torch.device("meta"):
+        first = first_generation.create_autoencoder(18, 32, 8, 6, 7, 5, 0.5, 0.25)
+        second = giblet.create_autoencoder(18, 32, 8, 6, 7, 5, 0.5, 0.25, True, 65)
+        assert type(first_generation.create_encoder()) is giblet.SherlockEncoder
+        assert type(giblet.create_encoder()) is giblet.MultimodalEncoder
+    assert (first.reconstruction_weight, first.fmri_weight, first.bottleneck_dim) == (0.5, 0.25, 5)
+    assert (second.reconstruction_weight, second.fmri_weight, second.use_encodec) == (0.5, 0.25, True)
+    audio = giblet.AudioEncoder(8, 4, 3, 5, True).eval()
+    assert audio(torch.rand(2, 12)).shape == (2, 5)

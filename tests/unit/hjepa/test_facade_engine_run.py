@@ -74,7 +74,7 @@ def test_the_engine_saves_as_often_and_tells_the_same_parts(tmp_path):
     ):
         trainer.train()
     assert epoch_files(trainer) == ["checkpoint_epoch_0001.pth"]
-    assert [call.args for call in started.call_args_list] == [(0,), (1,), (2,)]
+    assert started.call_count == 3
     assert (ended.call_count, accumulated.call_count) == (3, 6)
     assert [call.args for call in logged.call_args_list] == [(step, "train_epoch/") for step in (2, 4, 6)]
 

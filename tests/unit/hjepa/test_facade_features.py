@@ -11,7 +11,7 @@ from tests.unit.hjepa.test_facade_model import SMALL
 
 def test_training_images_follow_torchs_seed_and_evaluations_are_the_same():
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
-    train, evaluation = hjepa.JEPATransform(32), hjepa.JEPAEvalTransform(32)
+    train, evaluation = hjepa.JEPATransform(32, color_jitter=0.4), hjepa.JEPAEvalTransform(32)
     torch.manual_seed(0)
     first, second = train(image), train(image)
     torch.manual_seed(0)
@@ -19,6 +19,11 @@ def test_training_images_follow_torchs_seed_and_evaluations_are_the_same():
     assert not torch.equal(second, first)
     assert evaluation(image).shape == first.shape == (3, 32, 32)
     assert torch.equal(evaluation(image), evaluation(image))
+    whole = hjepa.JEPATransform(32, (1.0, 1.0), horizontal_flip=False)
+    assert (whole.transform.crop_scale, whole.transform.horizontal_flip) == ((1.0, 1.0), 0.0)
+    for wrong in ({"interpolation": "nearest"}, {"mean": (0, 0, 0)}):
+        with pytest.raises(ValueError, match="interpolation|mean, std"):
+            hjepa.JEPAEvalTransform(32, **wrong)
 
 
 def test_features_of_a_loader_are_the_models():

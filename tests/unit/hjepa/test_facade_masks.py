@@ -35,7 +35,7 @@ def test_a_seed_of_numpy_gives_the_originals_masks(name):
         )
         drawn = dict(zip(("context", "targets"), drawn, strict=True))
     elif "statistics" in case:
-        for level, found in generator.get_mask_statistics(drawn).items():
+        for level, found in generator.get_hierarchical_statistics(drawn).items():
             assert found == pytest.approx(case["statistics"][level], rel=1e-5, nan_ok=True)
     found = leaves(f"out/{name}", drawn)
     assert found.keys() == {key for key in RECORDED if key.startswith(f"out/{name}/")}
@@ -96,6 +96,26 @@ def test_crops_of_both_sizes():
     assert set(masks["global_masks"]) == {"crop_0", "crop_1"}
     assert masks["local_masks"]["crop_3"]["level_0"]["context"].all()
     assert masks["local_masks"]["crop_0"]["level_0"]["targets"].shape == (2, 4, 36)
+
+
+def test_a_generator_of_crops_says_what_it_makes():
+    info = hjepa.MultiCropMaskGenerator(64, 32, patch_size=8, base_scale=(0.1, 0.2)).get_crop_info()
+    assert (info["global_num_patches"], info["local_num_patches"], info["masking_strategy"]) == (64, 16, "global_only")
+    assert (info["num_global_crops"], info["num_local_crops"]) == (2, 6)
+
+
+def test_masks_are_drawn_as_pictures(tmp_path):
+    block = hjepa.MultiBlockMaskGenerator(64)
+    figure = block.visualize_masks(*block(2), save_path=tmp_path / "blocks.png")
+    assert [axes.get_title() for axes in figure.axes] == ["context", *(f"target {i}" for i in range(4))]
+    assert (tmp_path / "blocks.png").stat().st_size > 0
+    levels = hjepa.HierarchicalMaskGenerator(64, num_hierarchies=2)
+    drawn = levels(2)
+    combined = levels.visualize_combined_view(drawn, 1).axes[0].images[0].get_array()
+    assert ((combined == 2).reshape(-1) == drawn["level_0"]["targets"][1].any(0).numpy()).all()
+    assert len(levels.visualize_hierarchical_masks(drawn).axes) == 2
+    crops = hjepa.MultiCropMaskGenerator(64, 32, masking_strategy="global_with_local_context")
+    assert len(crops.visualize_multicrop_masks(crops(1)).axes) == 8
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,9 @@ def test_factories_follow_torchs_seed(name):
         "create_hjepa_from_config": lambda: hjepa.create_hjepa_from_config(
             {"model": config, "data": {"image_size": 32}}
         ),
-        "create_lewm": lambda: hjepa.create_lewm(**config, img_size=32, predictor_depth=1, predictor_num_heads=2),
+        "create_lewm": lambda: hjepa.create_lewm(
+            **config, img_size=32, embed_dim=None, predictor_depth=1, predictor_num_heads=2
+        ),
     }[name]
     drawn = []
     for seed in (0, 1, 0):

@@ -141,7 +141,7 @@ def test_a_file_of_weights_alone_has_no_metrics(tmp_path):
 
 def test_a_checkpoint_that_is_not_there_leaves_no_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
-        hjepa.load_checkpoint(checkpoint_path=tmp_path / "none" / "x.pth", model=nn.Linear(1, 1))
+        hjepa.load_checkpoint(filepath=tmp_path / "none" / "x.pth", model=nn.Linear(1, 1))
     assert not (tmp_path / "none").exists()
 
 
@@ -191,11 +191,14 @@ def test_gradients_weights_embeddings_and_comparisons(writer, tmp_path):
     logger.log_model_weights(model, step=1)
     names = [call.args[0] for call in writer.add_histogram.call_args_list]
     assert names == ["gradients/weight", "gradients/bias", "weights/weight", "weights/bias"]
-    logger.log_embeddings("features", torch.randn(3, 4), step=2, metadata=[0, 1, 2])
+    logger.log_embeddings(torch.randn(3, 4), [0, 1, 2], "features", 2)
     assert writer.add_embedding.call_args.args[0].shape == (3, 4)
     x = torch.randn(3, 2, 4, dtype=torch.bfloat16)
-    logger.log_prediction_comparison([x, x], [x, -x], step=2)
+    masks = torch.tensor([[1, 0], [1, 1]])
+    logger.log_prediction_comparison(torch.rand(3, 3, 4, 4), [x, x], [x, -x], masks, 2, max_images=2)
     found = dict(call.args[:2] for call in writer.add_scalar.call_args_list)
+    assert found["predictions/mask_ratio"] == 0.75
+    assert writer.add_image.call_args.args[0] == "predictions/images"
     assert found["predictions/cosine_similarity_level_0"] == pytest.approx(1.0)
     assert found["predictions/cosine_similarity_level_1"] == pytest.approx(-1.0)
     logger.log_system_metrics(step=2)
@@ -253,8 +256,8 @@ def test_wandb_gets_all_of_it(writer, tmp_path):
         assert fake.Image.call_args.kwargs == {"caption": "one"}
         logger.log_images("g", torch.rand(2, 3, 4, 4), captions=["a", "b"])
         logger.log_histogram("h", torch.rand(4))
-        logger.log_embeddings("e", torch.rand(2, 3))
-        logger.watch_model(nn.Linear(1, 1), log_freq=5)
+        logger.log_embeddings(torch.rand(2, 3))
+        logger.watch_model(nn.Linear(1, 1), 5)
         assert fake.watch.call_args.kwargs == {"log": "all", "log_freq": 5}
         logger.finish()
     fake.finish.assert_called_once()
@@ -266,14 +269,16 @@ def test_wandb_gets_all_of_it(writer, tmp_path):
 
 def test_progress_counts_and_names_the_time_left():
     tracker = hjepa.ProgressTracker(total_epochs=2, steps_per_epoch=4)
-    assert (tracker.get_eta(), tracker.total_steps) == ("N/A", 8)
-    tracker.start_epoch(1)
+    assert (tracker.get_eta(0, 0), tracker.total_steps) == ("N/A", 8)
+    tracker.start_epoch()
     tracker.step_times = []
     tracker._last -= 10
     tracker.step()
-    assert tracker.get_progress() == pytest.approx(5 / 8)
-    assert tracker.get_eta() == "0:00:30"
-    assert tracker.end_epoch({"loss": 1.0}) >= 0
+    assert tracker.get_eta(1, 1) == "0:00:30"
+    assert tracker.get_eta(3, 0) == "0:00:00"
+    tracker.start_time -= 3600
+    assert tracker.get_elapsed_time() == "1:00:00"
+    assert tracker.end_epoch() >= 0
     assert tracker.format_time(3723) == "1:02:03"
 
 
@@ -281,7 +286,7 @@ def test_progress_counts_and_names_the_time_left():
 def test_early_stopping_is_the_originals(case):
     stopping = hjepa.EarlyStopping(**case["kwargs"])
     assert [stopping(value) for value in case["metric"]] == case["stop"]
-    assert (stopping.best_score, stopping.counter) == (case["best_after"], case["counter_after"])
+    assert (stopping.best_value, stopping.counter) == (case["best_after"], case["counter_after"])
 
 
 def test_schedules_have_their_numbers_as_attributes():

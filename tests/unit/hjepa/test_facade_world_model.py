@@ -49,7 +49,7 @@ def test_planning_beats_no_plan_and_leaves_the_modes(golden):
     torch.manual_seed(0)
     planner = hjepa.CEMPlanner(model.frame_encoder, model.action_predictor, 3, 4, 64, 8, 6)
     first, last = tensors["in/frames"][0, 0], tensors["in/frames"][0, -1]
-    plan = planner.plan(first, last, return_plan=True)
+    plan = planner.plan(first, last, return_full_sequence=True)
     assert model.frame_encoder.training
     model.eval()
     start, goal = tensors["out/plan_z_init"], tensors["out/plan_z_goal"]

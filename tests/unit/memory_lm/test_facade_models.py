@@ -112,16 +112,17 @@ def test_greedy_generation_is_the_originals():
 
 def test_the_router_chooses_and_is_trained_as_the_original():
     case, tensors = case_of("router_losses")
-    router = memory.ChapterRouter(
-        case["hidden_dim"], case["num_chapters"], case["top_k"], case["exclude_prefix_chapters"],
-        case["rolling_window_size"],
-    )  # fmt: skip
-    router.load_state_dict({f"router.{name}": tensors[f"param/router.{name}"] for name in ("weight", "bias")})
+    shared, window = case["exclude_prefix_chapters"], case["rolling_window_size"]
     for strategy in ("sequence", "sequence-rolling", "token", "token_level"):
+        kind = "token" if strategy == "token_level" else strategy
+        router = memory.ChapterRouter(case["hidden_dim"], case["num_chapters"], case["top_k"], kind)
+        router.load_state_dict({f"router.{name}": tensors[f"param/router.{name}"] for name in ("weight", "bias")})
         hidden = tensors["in/hidden_states"].clone().requires_grad_()
-        router.zero_grad()
-        call = router.route_token_level if strategy == "token_level" else lambda h, s=strategy: router(h, s)
-        indices, weights, losses = call(hidden)
+        if strategy == "token_level":
+            indices, weights, losses = router.route_token_level(hidden, True, shared)
+        else:
+            indices, weights, losses = router(hidden, True, shared, window)
+        assert router(hidden, return_losses=False)[2] == {}
         assert torch.equal(indices, tensors[f"out/{strategy}/indices"].long())
         torch.testing.assert_close(weights, tensors[f"out/{strategy}/weights"])
         for name, value in losses.items():
@@ -131,20 +132,31 @@ def test_the_router_chooses_and_is_trained_as_the_original():
         torch.testing.assert_close(hidden.grad, tensors[f"grad/{strategy}/hidden"], atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="top_k"):
         memory.ChapterRouter(8, 4, 5)
+    with pytest.raises(ValueError, match="routing_strategy: 'first' is unknown"):
+        memory.ChapterRouter(8, 4, 2, "first")
+    with pytest.raises(ValueError, match="the strategy comes second"):
+        memory.create_inference_router("sequence", router, 2)
     assert float(memory.compute_router_auxiliary_loss([])) == 0.0
 
 
 def test_one_layers_router_terms_are_added_up_with_their_coefficients():
     terms = {"load_balance": torch.tensor(2.0), "z_loss": torch.tensor(3.0)}
     assert float(memory.compute_total_router_loss(terms, 0.5, 0.0, 0.1)) == pytest.approx(1.3)
+    several = memory.compute_total_router_loss([terms, {}, {"load_balance": 4.0}], 0.5, 0.0, 0.1)
+    assert float(several) == pytest.approx((1.3 + 2.0) / 2)
+    assert (
+        memory.compute_total_router_loss([], reference_tensor=torch.zeros(1, dtype=torch.float64)).dtype
+        == torch.float64
+    )
 
 
 PARTS = {
-    "ChapterRouter": {"hidden_dim": 8, "num_chapters": 6, "top_k": 2, "exclude_prefix_chapters": 1},
-    "MemoryCrossAttention": {"hidden_dim": 8, "num_heads": 4, "num_kv_heads": 2, "memory_dim": 6, "projection_rank": 3},
-    "MemoryBank": {"num_memory_tokens": 6, "memory_dim": 8},
-    "FactorizedMemoryBank": {"num_memory_tokens": 6, "memory_dim": 8, "rank": 2},
-    "ReducedDimMemoryBank": {"num_memory_tokens": 6, "rank": 2},
+    "ChapterRouter": {"hidden_dim": 8, "num_chapters": 6, "top_k": 2, "routing_strategy": "sequence-rolling"},
+    "MemoryCrossAttention": {"hidden_dim": 8, "num_heads": 4, "num_kv_heads": 2, "memory_dim": 6, "dropout": 0.5},
+    "MemoryBank": {"num_tokens": 6, "dim": 8},
+    "FactorizedMemoryBank": {"num_tokens": 6, "dim": 8, "rank": 2},
+    "ReducedDimMemoryBank": {"num_tokens": 6, "reduced_dim": 2},
+    "QuantizedMemoryBank": {"num_tokens": 6, "dim": 4, "quant_bits": 4},
 }
 
 
@@ -155,8 +167,69 @@ def test_a_parts_arguments_are_its_attributes(name):
 
 
 def test_a_lora_layer_has_the_sizes_of_its_linear():
-    layer = memory.LoRALinear(nn.Linear(5, 3), rank=2, alpha=4)
-    assert (layer.in_features, layer.out_features, layer.rank, layer.alpha) == (5, 3, 2, 4)
+    for layer in (memory.LoRALinear(5, 3, 2, 4), memory.LoRALinear.from_linear(nn.Linear(5, 3), 2, 4)):
+        assert (layer.in_features, layer.out_features, layer.rank, layer.alpha, layer.scaling) == (5, 3, 2, 4, 2.0)
+    assert memory.LoRALinear(5, 3).bias is None
+    layer = memory.LoRALinear(5, 3, 2, merge_weights=True, bias=True)
+    nn.init.normal_(layer.lora_B)
+    x, weight = torch.randn(4, 5), layer.weight.clone()
+    before = layer(x)
+    torch.testing.assert_close(layer.eval()(x), before)
+    assert layer.merged
+    torch.testing.assert_close(layer.train().weight, weight)
+
+
+def test_a_memory_attention_starts_at_zero_and_takes_each_kind_of_bank():
+    x = torch.randn(2, 5, 8)
+    assert not memory.MemoryCrossAttention(8, 2)(x, torch.randn(6, 8)).any()
+    for options, width in (
+        ({"use_low_rank_projections": True, "projection_rank": 3}, 8),
+        ({"reduced_dim_mode": True, "reduced_dim": 4}, 4),
+        ({"memory_dim": 6, "gradient_checkpointing": True}, 6),
+    ):
+        part = memory.MemoryCrossAttention(8, 2, **options, wo_init_zero=False)
+        bank = torch.randn(6, width, requires_grad=True)
+        out = part(x, bank)
+        out.sum().backward()
+        assert (out.shape, part.memory_dim) == (x.shape, width)
+        assert bank.grad.any()
+        torch.testing.assert_close(part.eval()(x, bank.expand(2, -1, -1)), out)
+    for call, words in (
+        (lambda: memory.MemoryCrossAttention(8, 2)(x), "memory: missing"),
+        (lambda: memory.MemoryCrossAttention(8, 2)(x, bank, return_attn_weights=True), "not supported"),
+        (lambda: memory.MemoryCrossAttention(8, 2, use_low_rank_projections=True), "projection_rank: missing"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_a_bank_gives_chapters_one_by_one_and_together():
+    bank = memory.ChapteredMemoryBank(memory.MemoryBank(6, 4), 3)
+    whole = bank.get_memory()
+    assert torch.equal(bank.get_chapter(1), whole[2:4])
+    assert torch.equal(bank.get_chapters([2, 0]), torch.cat([whole[4:], whole[:2]]))
+    assert bank.get_chapters_batched(torch.tensor([[0, 1], [1, 2]])).shape == (2, 4, 4)
+    with pytest.raises(IndexError, match="chapter_idx: 3"):
+        bank.get_chapter(3)
+
+
+def test_a_model_names_its_memory_and_freezes_the_rest():
+    model, _ = built("scratch_moc_seq_shared")
+    parts = model.get_memory_parameters()
+    assert model.get_num_parameters() == model.get_num_parameters(trainable_only=False)
+    model.freeze_non_memory()
+    assert model.get_num_parameters() == sum(p.numel() for p in parts)
+    assert model.get_memory_for_layer(model.memory_layer_indices[0]).shape == (24, 32)
+    assert model.get_memory_for_layer(99) is None
+    ids = torch.randint(0, 53, (2, 7))
+    torch.manual_seed(0)
+    plain = model(ids, labels=ids)["loss"]
+    model.gradient_checkpointing_enable()
+    torch.manual_seed(0)
+    assert torch.equal(model(ids, labels=ids)["loss"], plain)
+    model.gradient_checkpointing_disable()
+    with pytest.raises(ValueError, match="return_dict=False"):
+        model(ids, return_dict=False)
 
 
 def test_lora_and_quantised_banks_are_the_originals():
@@ -177,7 +250,7 @@ def test_lora_and_quantised_banks_are_the_originals():
         torch.testing.assert_close(layer(x), tensors[f"out/{kind}/y_merged"])
     bank = case_of("quantization")[1]
     for bits in (8, 4):
-        found = memory.QuantizedMemoryBank(bank["in/memory"], bits)
+        found = memory.QuantizedMemoryBank(*bank["in/memory"].shape, bits, memory=bank["in/memory"])
         torch.testing.assert_close(found.get_memory(), bank[f"out/{bits}bit/dequantized"])
         assert found.quantized_memory.dtype == torch.int8
 
@@ -224,7 +297,12 @@ def test_an_adapter_reads_its_base_and_trains_only_its_own(tmp_path, monkeypatch
     model(ids, labels=ids)["loss"].backward()
     assert model.memory_banks[0].memory.grad.abs().sum() > 0
     before = model.eval()(ids)["logits"]
-    state = memory.merge_adapter_weights(model)
+    groups = model.get_parameter_groups()
+    assert list(groups) == ["memory", "memory_bank", "lora"]
+    assert sum(map(len, groups.values())) == len(model.get_trainable_parameters())
+    assert len(model.lora_modules) == 2 and groups["memory"] == model.get_memory_parameters()  # noqa: PT018
+    state = memory.merge_adapter_weights(model, tmp_path / "merged.pt")
+    assert torch.load(tmp_path / "merged.pt").keys() == state.keys()
     assert not any("lora" in key for key in state)
     torch.testing.assert_close(model(ids)["logits"], before, atol=0.05 if bits == "bf16" else 1e-5, rtol=1e-2)
     assert "memory_adapters.0.memory_layernorm.weight" in memory.extract_memory_weights(model)

@@ -36,6 +36,19 @@ def test_a_special_id_that_the_tokenizer_lacks_is_refused(tmp_path):
         memory.Trainer(config)
 
 
+def test_a_tokenizer_gets_the_special_ids_of_a_section(tmp_path):
+    import transformers
+
+    config = with_tokenizer(tiny(tmp_path), tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.model.tokenizer_name)
+    config.model.eos_token_id, config.model.pad_token_id = 5, 6
+    assert memory.configure_tokenizer_special_ids(tokenizer, config.model) is tokenizer
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (5, 6)
+    config.model.bos_token_id = 9999
+    with pytest.raises(ValueError, match="model.bos_token_id: 9999, wanted one of the 264 entries"):
+        memory.configure_tokenizer_special_ids(tokenizer, config.model)
+
+
 class Letters:
     """A test's own tokenizer: callable, with the few attributes that the original reads."""
 

@@ -94,7 +94,9 @@ def test_loaders_pad_and_mask():
     assert [len(loader.dataset) for loader in loaders] == [16, 2, 6]
     assert isinstance(loaders[0].sampler, torch.utils.data.RandomSampler)
     assert isinstance(loaders[1].sampler, torch.utils.data.SequentialSampler)
-    hot = splatnlp.create_multi_hot_targets(targets, {**{str(i): i for i in range(39)}, "<PAD>": 39})
+    hot = splatnlp.create_multi_hot_targets(
+        targets, {**{str(i): i for i in range(39)}, "<PAD>": 39}, torch.device("cpu")
+    )
     assert hot.shape == (4, 40)
     assert hot.sum(1).tolist() == (targets != 39).sum(1).tolist()
 
@@ -189,14 +191,18 @@ def test_builds_are_found_under_the_originals_names():
     model = splatnlp.SetCompletionModel(**case["config"])
     recorded = files.load(FOLDER / "reconstruct.safetensors")
     model.load_state_dict({key: torch.from_numpy(np.array(recorded[f"param/{key}"])) for key in model.state_dict()})
-    by_name = splatnlp.build_predict_abilities(case["vocab"], case["weapon_vocab"])
+    by_name = splatnlp.build_predict_abilities(case["vocab"], case["weapon_vocab"], output_type="dict")
     predict = lambda tokens, weapon: by_name(model, tokens, weapon)
+    allocator = splatnlp.Allocator()
     for one in case["cases"]:
-        capstones, score, _ = splatnlp.greedy_closure(predict, one["weapon"], one["context"])
-        assert [token.name for token in capstones] == one["greedy_capstones"]
+        capstones, score, _ = splatnlp.greedy_closure(predict, one["weapon"], one["context"], allocator)
+        assert [token.name for token in capstones.values()] == one["greedy_capstones"]
         assert score == pytest.approx(one["greedy_score"], abs=1e-5)
         assert splatnlp.expand_capstones_to_context(capstones) == one["expanded_context"]
-    (found,) = splatnlp.reconstruct_build(predict, one["weapon"], one["context"], beam_size=5, max_steps=6)
+    (found,) = splatnlp.reconstruct_build(predict, one["weapon"], one["context"], allocator, 5, 6)
+    together = lambda contexts, weapons: [*map(predict, contexts, weapons)]
+    batched = splatnlp.reconstruct_builds_batched(together, [one["weapon"]] * 2, [one["context"], []], allocator)
+    assert batched[0] == [found]
     (wanted,) = one["builds beam=5 steps=6 top_k=1"]
     assert (dict(found.mains), dict(found.subs), found.total_ap) == (
         wanted["mains"],
@@ -204,12 +210,18 @@ def test_builds_are_found_under_the_originals_names():
         wanted["total_ap"],
     )
     for one in case["allocator"]:
-        build, penalty = splatnlp.Allocator().allocate({name: splatnlp.AbilityToken(name) for name in one["capstones"]})
+        tokens = [splatnlp.AbilityToken.from_vocab_entry(name) for name in one["capstones"]]
+        build, penalty = allocator.allocate({f"entry {number}": token for number, token in enumerate(tokens)})
         assert penalty == one["penalty"]
         assert build is None or build.total_ap == one["build"]["total_ap"]
-    assert splatnlp.AbilityToken("swim_speed_up_12").min_ap == 12
-    with pytest.raises(ValueError, match="asks for no ability"):
-        splatnlp.AbilityToken("<PAD>")
+    assert splatnlp.AbilityToken.from_vocab_entry("swim_speed_up_12").min_ap == 12
+    for name, words in (
+        ("<PAD>", "asks for no ability"),
+        ("<NULL>", "asks for no ability"),
+        ("swim", "no ability token"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            splatnlp.AbilityToken.from_vocab_entry(name)
 
 
 def test_the_autoencoders_steps_are_the_originals():
@@ -229,11 +241,12 @@ def test_the_autoencoders_steps_are_the_originals():
 
 def test_the_hook_reads_and_edits_features(model):
     sae = splatnlp.SparseAutoencoder(8, 4)
-    hook = splatnlp.SetCompletionHook(sae, no_change=True)
-    handle = model.eval().output_layer.register_forward_pre_hook(hook)
+    hook, handle = splatnlp.register_hooks(model.eval(), sae, no_change=True)
+    assert hook.mode_str == "no_change"
     plain = call(model)
     assert (hook.last_h_post.shape, hook.last_x_recon) == ((2, 32), None)
     hook.update_neuron(3, 2.5)
+    assert (hook.idx, hook.value, hook.mode_str) == (3, 2.5, "edit")
     edited = call(model)
     assert not torch.equal(edited, plain)
     torch.testing.assert_close(hook.last_x_recon, sae.decode(hook.last_h_post.index_fill(1, torch.tensor([3]), 2.5)))
@@ -249,7 +262,7 @@ def test_the_buffer_has_the_codes_names():
     buffer = splatnlp.ActivationBuffer(max_size=4, d=2)
     assert (buffer.max_size, buffer.d) == (4, 2)
     buffer.add(torch.ones(3, 2))
-    buffer.add(torch.zeros(0, 2))
+    buffer.add(acts=torch.zeros(0, 2))
     assert (buffer.max_size, buffer.ptr, buffer.full, len(buffer), tuple(buffer.buf.shape)) == (4, 3, False, 3, (4, 2))
 
 
@@ -258,7 +271,8 @@ def test_probabilities_come_by_name():
     weapons = {"weapon_id_40": 0}
     torch.manual_seed(0)
     model = splatnlp.SetCompletionModel(**SIZES, **{**OPTIONS, "pad_token_id": 9}).eval()
-    found = splatnlp.build_predict_abilities(vocab, weapons)(model, ["t1", "t2"], "weapon_id_40")
+    by_name = splatnlp.build_predict_abilities(vocab, weapons, output_type="dict")
+    found = by_name(model, ["t1", "t2"], "weapon_id_40")
     logits = model(torch.tensor([[1, 2]]), torch.tensor([[0]]))
     assert list(found) == list(vocab)
     assert list(found.values()) == pytest.approx(logits[0].sigmoid().tolist())
@@ -290,8 +304,59 @@ def test_a_random_state_of_numpys_shuffles_as_its_seed_does():
 
 def test_an_ability_token_takes_its_parts():
     token = splatnlp.AbilityToken(name="run_speed_up_21", family="run_speed_up", min_ap=12, main_only=False)
-    assert (token.min_ap, splatnlp.AbilityToken("run_speed_up_21").min_ap) == (12, 21)
-    assert splatnlp.Build({"head": "comeback"}, {"run_speed_up": 2}).achieved_ap == {"comeback": 10, "run_speed_up": 6}
+    assert splatnlp.Allocator().allocate([token])[0].achieved_ap == {"run_speed_up": 20}
+    reach = lambda points: splatnlp.AbilityToken("run_speed_up_3", "run_speed_up", points, False)
+    assert splatnlp.Allocator().allocate([reach(57)])[0].total_ap == 57
+    assert splatnlp.Allocator().allocate([reach(60)]) == (None, None)
+
+
+def test_a_build_counts_its_points_and_an_illegal_one_raises():
+    slots = {"head": "comeback", "clothes": None, "shoes": None}
+    build = splatnlp.Build(slots, {"run_speed_up": 2}, 99)
+    assert (build.achieved_ap, build.total_ap) == ({"comeback": 10, "run_speed_up": 6}, 16)
+    assert build.to_dict() == {"mains": slots, "subs": {"run_speed_up": 2}, "total_ap": 16}
+    for mains, subs, words in (
+        ({"head": None, "clothes": None}, {}, "wanted .*shoes"),
+        (slots | {"shoes": "comeback"}, {}, "belongs to head"),
+        (slots, {"haunt": 1}, "only fit main slots"),
+        (slots, {"run_speed_up": 10}, "at most 9"),
+        (slots, {"run_speed_up": -1}, "negative"),
+        (slots | {"neck": None}, {}, "got the slots"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            splatnlp.Build(mains, subs)
+
+
+def test_padding_is_never_a_target_and_the_third_argument_is_the_device():
+    vocab = {"<PAD>": 0, "a": 1, "b": 2, "c": 3}
+    hot = splatnlp.create_multi_hot_targets(torch.tensor([[1, 2, 0], [2, 3, 3]]), vocab, torch.device("cpu"))
+    assert hot.tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    ragged = splatnlp.create_multi_hot_targets([[1], [2, 3]], vocab, "meta")
+    assert (ragged.device.type, ragged.shape) == ("meta", (2, 4))
+    with pytest.raises(ValueError, match="lacks '<pad>'"):
+        splatnlp.create_multi_hot_targets(torch.tensor([[1]]), vocab, "cpu", "<pad>")
+    with pytest.raises(RuntimeError):
+        splatnlp.create_multi_hot_targets(torch.tensor([[1]]), vocab, "<PAD>")
+
+
+def test_an_epochs_metrics_are_the_originals():
+    case = table("dataset")["metrics"]
+    hot = lambda pairs: np.array([[(i, j) in set(map(tuple, pairs)) for j in range(40)] for i in range(6)], float)
+    metrics = dict.fromkeys(("loss", "f1", "precision", "recall", "hamming"), 0.0)
+    truth, guess = hot(table("dataset")["multi_hot_nonzero"]), hot(case["pred_nonzero"])
+    assert splatnlp.update_epoch_metrics(metrics, np.split(truth, 3), np.split(guess, 3)) == pytest.approx(
+        case["result"]
+    )
+    assert splatnlp.update_epoch_metrics(metrics, truth, 0 * guess)["f1"] == 0
+
+
+def test_an_allocators_other_slots_and_a_searchs_traces_are_refused():
+    with pytest.raises(ValueError, match="main_only_slots_override"):
+        splatnlp.Allocator({"comeback": "shoes"})
+    with pytest.raises(ValueError, match="traces"):
+        splatnlp.reconstruct_build(None, "w", [], splatnlp.Allocator(), record_traces=True)
+    with pytest.raises(TypeError, match="wanted an Allocator"):
+        splatnlp.reconstruct_build(lambda *_: {}, "w", [], None)
 
 
 def test_builds_that_differ_in_where_standard_mains_sit_are_equal():

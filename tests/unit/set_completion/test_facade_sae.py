@@ -29,6 +29,10 @@ def batches(split: str, count: int, tensor):
     return [tuple(tensor(f"in/{split}{i}.{name}") for name in names) for i in range(count)]
 
 
+def vocab_of(primary) -> dict[str, int]:
+    return {"<PAD>": primary.pad_token_id}
+
+
 @pytest.mark.parametrize("name", ["sae_loop", "sae_loop_ring_bug"])
 def test_a_run_gives_the_originals_history_and_weights(name, monkeypatch):
     case, tensor, tensors = recorded(name)
@@ -38,19 +42,26 @@ def test_a_run_gives_the_originals_history_and_weights(name, monkeypatch):
     monkeypatch.setattr(sae_training, "_drawn", lambda buffer, size, count: [next(rows) for _ in range(count)])
     drawn = iter([tensor(key) for key in sorted(tensors) if key.startswith("in/resample") and key.endswith(".idx")])
     monkeypatch.setattr(torch, "multinomial", lambda *given, **options: next(drawn))
-    options = {
-        key: loop[key] for key in loop if key not in ("epochs", "n_train_batches", "primary_batch", "sae_batch", "kill")
-    }
+    optimizer = torch.optim.AdamW(sae.parameters(), lr=loop["lr"])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, case["T_max"], case["eta_min"])
+    numbers = ("epochs", "buffer_size", "sae_batch", "steps_before_train", "sae_train_steps")
+    numbers += ("resample_steps", "resample_weight", "resample_bias", "kl_warmup_steps", "kl_period_steps", "kl_floor")
+    numbers += ("l1_warmup_steps", "l1_start")
     history, trained = splatnlp.train_sae_model(
         primary,
         sae,
+        optimizer,
+        scheduler,
+        splatnlp.setup_hook(primary),
         splatnlp.SAEConfig(**{"input_dim": sae.input_dim, **case["sae_config"]}),
         batches("train", loop["n_train_batches"], tensor),
         batches("val", 2, tensor),
-        num_epochs=loop["epochs"],
-        sae_batch_size=loop["sae_batch"],
+        vocab_of(primary),
+        "cpu",
+        *(loop[name] for name in numbers),
+        gradient_clip_val=loop["gradient_clip_val"],
+        verbose=False,
         exact_fill_bug=True,
-        **options,
     )
     assert trained is sae
     wanted = case["metrics_history"]
@@ -69,11 +80,14 @@ def test_evaluations_are_the_originals():
     case, tensor, tensors = recorded("sae_eval_hooks")
     primary, sae = parts(case, tensor, tensors)
     given = batches("b", 3, tensor)
-    found = splatnlp.evaluate_sae_model(primary, sae, given, description="Test")
+    hook, config = splatnlp.setup_hook(primary), splatnlp.SAEConfig(input_dim=sae.input_dim)
+    arguments = (primary, sae, hook, given, "cpu", config, vocab_of(primary))
+    found = splatnlp.evaluate_sae_model(*arguments, description="Test")
     assert found == pytest.approx(case["evaluate_sae_model(description='Test', dead_neuron_threshold=1e-6)"], rel=1e-5)
-    found = splatnlp.evaluate_reconstruction_impact(primary, sae, given)
+    found = splatnlp.evaluate_reconstruction_impact(*arguments)
     assert found == pytest.approx(case["evaluate_reconstruction_impact"], rel=1e-5)
     assert primary.training
+    hook.remove()
     assert not primary.output_layer._forward_pre_hooks
 
 

@@ -44,7 +44,8 @@ def by_hand(model, optimizer, criterion, epochs: int = 1) -> list[float]:
     losses = []
     for _ in range(epochs):
         for inputs, weapons, targets, _ in batches():
-            loss = criterion(model(inputs, weapons, inputs == 11), splatnlp.create_multi_hot_targets(targets, VOCAB))
+            hot = splatnlp.create_multi_hot_targets(targets, VOCAB, "cpu")
+            loss = criterion(model(inputs, weapons, inputs == 11), hot)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -347,3 +347,6 @@ class ShareDataset(datasets.ShareDataset):
 
 class JointDataset(datasets.JointDataset):
     pairs = True
+
+
+Model = Criteria  # its name in the original, where each architecture has a module of its own

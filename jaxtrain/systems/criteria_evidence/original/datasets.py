@@ -55,7 +55,9 @@ class _Dataset(torch.utils.data.Dataset):
     """Base of the four datasets.
 
     tokenizer: a transformers tokenizer, anything with the same call, or the name of one: a folder, a tokenizer.json or
-    a hub id. pair: tokenize (text, criterion) pairs; the class attribute `pairs` by default.
+    a hub id; tokenizer_name is read if it is None. criterion_column, dsm_criteria_path: where a row's criterion and its
+    text are. pair: tokenize (text, criterion) pairs; by default if one of these two is given, and always in the family
+    `architectures`.
     """
 
     path = ANNOTATIONS
@@ -67,25 +69,31 @@ class _Dataset(torch.utils.data.Dataset):
         tokenizer: Any,
         max_length: int,
         columns: tuple[str, ...],
-        pair: bool | None,
+        padding: Any,
+        truncation: Any,
         criterion_column: str | None,
-        criteria_path: str | None,
+        dsm_criteria_path: str | pathlib.Path | None,
+        pair: bool | None,
     ):
         self.csv_path = pathlib.Path(self.path if csv_path is None else csv_path)
         self.tokenizer = as_tokenizer(tokenizer)
-        self.max_length = max_length
-        self.pair = self.pairs if pair is None else pair
+        self.max_length, self.padding, self.truncation = max_length, padding, truncation
+        asked = criterion_column is not None or dsm_criteria_path is not None
+        self.pair = self.pairs or asked if pair is None else pair
         self.criterion_column = criterion_column
-        self.rows = read_rows(self.csv_path, columns)
-        texts = csv_files.read_criteria(criteria_path) if criteria_path else {}
-        self.criteria = [csv_files.criterion_text(row, texts, criterion_column) for row in self.rows]
+        self.rows = self.examples = read_rows(self.csv_path, columns)
+        self.criteria_map = csv_files.read_criteria(dsm_criteria_path) if dsm_criteria_path else {}
+        self.criterion_columns = [*([criterion_column] if criterion_column else []), *csv_files.IDENTIFIERS]
+        self.available_criterion_columns = [name for name in self.criterion_columns if name in self.rows[0]]
+        self.has_direct_text_column = "criterion_text" in self.rows[0]
+        self.criteria = [csv_files.criterion_text(row, self.criteria_map, criterion_column) for row in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def tokens(self, index: int, text: str, length: int, offsets: bool = False) -> Any:
         given = (text, self.criteria[index]) if self.pair else (text,)
-        options: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": length}
+        options: dict[str, Any] = {"padding": self.padding, "truncation": self.truncation, "max_length": length}
         options |= {"return_offsets_mapping": True} if offsets else {}
         return self.tokenizer(*given, **options, return_tensors="pt")
 
@@ -127,18 +135,22 @@ class CriteriaDataset(_Dataset):
     def __init__(
         self,
         csv_path: str | pathlib.Path | None = None,
-        tokenizer: Any = "bert-base-uncased",
+        tokenizer: Any = None,
+        tokenizer_name: str = "bert-base-uncased",
         text_column: str = "sentence_text",
         label_column: str = "status",
+        criterion_column: str | None = None,
         max_length: int = 256,
+        padding: bool | str = "max_length",
+        truncation: bool | str = True,
+        dsm_criteria_path: str | pathlib.Path | None = None,
         *,
         pair: bool | None = None,
-        criterion_column: str | None = None,
-        criteria_path: str | None = None,
     ):
         self.text_column, self.label_column = text_column, label_column
-        columns = (text_column, label_column)
-        super().__init__(csv_path, tokenizer, max_length, columns, pair, criterion_column, criteria_path)
+        tokenizer = tokenizer_name if tokenizer is None else tokenizer
+        options = (padding, truncation, criterion_column, dsm_criteria_path, pair)
+        super().__init__(csv_path, tokenizer, max_length, (text_column, label_column), *options)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         found = rowed(self.tokens(index, self.rows[index][self.text_column], self.max_length))
@@ -156,18 +168,22 @@ class EvidenceDataset(_Dataset):
     def __init__(
         self,
         csv_path: str | pathlib.Path | None = None,
-        tokenizer: Any = "bert-base-uncased",
+        tokenizer: Any = None,
+        tokenizer_name: str = "bert-base-uncased",
         context_column: str = "post_text",
         answer_column: str = "sentence_text",
         max_length: int = 512,
+        padding: bool | str = "max_length",
+        truncation: bool | str = True,
+        criterion_column: str | None = None,
+        dsm_criteria_path: str | pathlib.Path | None = None,
         *,
         pair: bool | None = None,
-        criterion_column: str | None = None,
-        criteria_path: str | None = None,
     ):
         self.context_column, self.answer_column = context_column, answer_column
-        columns = (context_column, answer_column)
-        super().__init__(csv_path, tokenizer, max_length, columns, pair, criterion_column, criteria_path)
+        tokenizer = tokenizer_name if tokenizer is None else tokenizer
+        options = (padding, truncation, criterion_column, dsm_criteria_path, pair)
+        super().__init__(csv_path, tokenizer, max_length, (context_column, answer_column), *options)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self.rows[index]
@@ -180,14 +196,21 @@ class ShareDataset(EvidenceDataset):
     def __init__(
         self,
         csv_path: str | pathlib.Path | None = None,
-        tokenizer: Any = "bert-base-uncased",
+        tokenizer: Any = None,
+        tokenizer_name: str = "bert-base-uncased",
         context_column: str = "post_text",
         answer_column: str = "sentence_text",
         label_column: str = "status",
         max_length: int = 512,
-        **options: Any,
+        padding: bool | str = "max_length",
+        truncation: bool | str = True,
+        criterion_column: str | None = None,
+        dsm_criteria_path: str | pathlib.Path | None = None,
+        *,
+        pair: bool | None = None,
     ):
-        super().__init__(csv_path, tokenizer, context_column, answer_column, max_length, **options)
+        columns = (context_column, answer_column, max_length, padding, truncation, criterion_column)
+        super().__init__(csv_path, tokenizer, tokenizer_name, *columns, dsm_criteria_path, pair=pair)
         self.label_column = label_column
         read_rows(self.csv_path, (label_column,))
 
@@ -203,24 +226,31 @@ class JointDataset(_Dataset):
     def __init__(
         self,
         csv_path: str | pathlib.Path | None = None,
-        tokenizer: Any = "bert-base-uncased",
+        criteria_tokenizer: Any = None,
+        evidence_tokenizer: Any = None,
+        criteria_tokenizer_name: str = "bert-base-uncased",
+        evidence_tokenizer_name: str = "bert-base-uncased",
         sentence_column: str = "sentence_text",
         context_column: str = "post_text",
         label_column: str = "status",
         criteria_max_length: int = 256,
         evidence_max_length: int = 512,
-        *,
-        evidence_tokenizer: Any = None,
-        pair: bool | None = None,
+        padding: bool | str = "max_length",
+        truncation: bool | str = True,
         criterion_column: str | None = None,
-        criteria_path: str | None = None,
+        dsm_criteria_path: str | pathlib.Path | None = None,
+        *,
+        pair: bool | None = None,
     ):
         self.sentence_column, self.context_column, self.label_column = sentence_column, context_column, label_column
         self.criteria_max_length, self.evidence_max_length = criteria_max_length, evidence_max_length
         columns = (sentence_column, context_column, label_column)
-        super().__init__(csv_path, tokenizer, criteria_max_length, columns, pair, criterion_column, criteria_path)
+        options = (padding, truncation, criterion_column, dsm_criteria_path, pair)
+        first = criteria_tokenizer_name if criteria_tokenizer is None else criteria_tokenizer
+        super().__init__(csv_path, first, criteria_max_length, columns, *options)
         self.criteria_tokenizer = self.tokenizer
-        self.evidence_tokenizer = self.tokenizer if evidence_tokenizer is None else as_tokenizer(evidence_tokenizer)
+        second = evidence_tokenizer_name if evidence_tokenizer is None else evidence_tokenizer
+        self.evidence_tokenizer = as_tokenizer(second)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         row = self.rows[index]

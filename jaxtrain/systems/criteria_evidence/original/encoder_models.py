@@ -1,6 +1,6 @@
 """Model family `psy_agents_noaug.models` as torch modules: an encoder with its tokenizer, and a small classifier."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,12 @@ class TransformerEncoder(nn.Module):
         """Tokenize to tensors, padded and truncated to max_length; `options` override the tokenizer's arguments."""
         settings = {"padding": "max_length", "truncation": True, "max_length": self.max_length, "return_tensors": "pt"}
         return self.tokenizer(texts, text_pairs, **{**settings, **options})
+
+    def encode_texts(self, texts: Sequence[str], device: torch.device | str | None = None) -> torch.Tensor:
+        """Return the vectors [text, width] of texts, in the encoder's present mode, on `device` or where it is."""
+        place = next(self.encoder.parameters()).device if device is None else device
+        tokens = self.tokenize(list(texts)).to(place)
+        return self(tokens["input_ids"], tokens["attention_mask"])
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

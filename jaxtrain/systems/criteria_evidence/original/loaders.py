@@ -91,20 +91,24 @@ def group_split_by_post_id(
 
 
 def save_splits_json(
-    train: Sequence[Any], val: Sequence[Any], test: Sequence[Any], path: str | pathlib.Path, **metadata: Any
+    train_post_ids: Sequence[Any],
+    val_post_ids: Sequence[Any],
+    test_post_ids: Sequence[Any],
+    output_path: str | pathlib.Path,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a splits.json: the ids of each split, and `metadata` with their counts."""
-    parts = dict(zip(NAMES, (list(train), list(val), list(test)), strict=True))
+    parts = dict(zip(NAMES, map(list, (train_post_ids, val_post_ids, test_post_ids)), strict=True))
     counts = {f"{name}_count": len(ids) for name, ids in parts.items()}
-    path = pathlib.Path(path)
+    path = pathlib.Path(output_path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    described = {**metadata, **counts, "total_count": sum(counts.values())}
+    described = {**(metadata or {}), **counts, "total_count": sum(counts.values())}
     path.write_text(json.dumps({**parts, "metadata": described}, indent=2, default=str), encoding="utf-8")
 
 
-def load_splits_json(path: str | pathlib.Path) -> dict[str, Any]:
+def load_splits_json(splits_path: str | pathlib.Path) -> dict[str, Any]:
     """Return the content of a splits.json. Raises FileNotFoundError, and ValueError if a post is in two splits."""
-    path = pathlib.Path(path)
+    path = pathlib.Path(splits_path)
     if not path.is_file():
         raise datasets.MissingFile(f"{path}: no such splits file; group_split_by_post_id makes one")
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -127,8 +131,8 @@ def _shares(dataset: Dataset, ratios: Sequence[float]) -> tuple[Subset, ...]:
 
 
 def _loader_of(kind: type[Dataset]):
-    def load(*given: Any, splits: Sequence[float] | Mapping[str, float] | None = None, **named: Any) -> Any:
-        dataset = kind(*given, **named)
+    def load(splits: Sequence[float] | Mapping[str, float] | None = None, **dataset_kwargs: Any) -> Any:
+        dataset = kind(**dataset_kwargs)
         if splits is None:
             return dataset
         return _shares(dataset, list(splits.values()) if isinstance(splits, Mapping) else list(splits))
@@ -144,39 +148,47 @@ load_joint_dataset = _loader_of(datasets.JointDataset)
 
 
 class ClassificationDataset(Dataset):
-    """Dataset of texts, or pairs of texts, with labels, all tokenized at once: input_ids, attention_mask and labels.
+    """Dataset of a DataFrame's texts, or pairs of texts, with labels, all tokenized at once.
 
-    tokenizer: a transformers tokenizer, or one with the same call. criterion_indices, post_ids, criterion_ids: added to
-    the items as criterion_index, post_id, criterion_id. Raises UserError if texts and labels differ in number.
+    Items hold input_ids, attention_mask and labels, and criterion_index, post_id and criterion_id if the frame has such
+    columns. tokenizer: a transformers tokenizer, or one with the same call. label_dtype: int or float. Raises KeyError
+    for a missing column and ValueError for another label_dtype.
     """
+
+    DTYPES = {"int": torch.long, "float": torch.float32}
 
     def __init__(
         self,
-        texts: Sequence[str],
-        labels: Sequence[int],
+        dataframe: Any,
         tokenizer: Any,
-        max_length: int = 512,
-        text_pairs: Sequence[str] | None = None,
-        criterion_indices: Sequence[int] | None = None,
-        post_ids: Sequence[Any] | None = None,
-        criterion_ids: Sequence[Any] | None = None,
+        max_length: int,
+        text_column: str,
+        text_pair_column: str | None = None,
+        label_column: str = "label",
+        label_dtype: str = "int",
     ):
-        if len(texts) != len(labels):
-            raise UserError(f"{len(texts)} texts and {len(labels)} labels; wanted one label per text")
-        self.texts, self.text_pairs, self.tokenizer, self.max_length = texts, text_pairs, tokenizer, max_length
-        given = (list(texts),) if text_pairs is None else (list(texts), list(text_pairs))
+        if label_dtype not in self.DTYPES:
+            raise UserError(f"label_dtype: {label_dtype!r}, wanted one of {', '.join(self.DTYPES)}")
+        columns = [text_column, label_column, *([text_pair_column] if text_pair_column else [])]
+        absent = [name for name in columns if name not in dataframe.columns]
+        if absent:
+            raise datasets.MissingColumn(f"no column {', '.join(absent)}; it has {', '.join(dataframe.columns)}")
+        texts = [dataframe[name].astype(str).tolist() for name in (text_column, text_pair_column) if name]
         options = {"padding": "max_length", "truncation": True, "max_length": max_length, "return_tensors": "pt"}
-        self.encodings = tokenizer(*given, **options)
-        self.labels = torch.as_tensor(list(labels), dtype=torch.long)
-        self.extra = {"post_id": post_ids, "criterion_id": criterion_ids}
-        self.criterion_indices = criterion_indices
+        encoded = tokenizer(*texts, **options)
+        self.input_ids, self.attention_mask = encoded["input_ids"], encoded["attention_mask"]
+        self.labels = torch.tensor(dataframe[label_column].tolist(), dtype=self.DTYPES[label_dtype])
+        own = lambda name: dataframe[name].tolist() if name in dataframe.columns else None
+        self.post_ids, self.criterion_ids = own("post_id"), own("criterion_id")
+        self.criterion_indices = own("criterion_index")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        item: dict[str, Any] = {name: self.encodings[name][index] for name in ("input_ids", "attention_mask")}
+        item: dict[str, Any] = {"input_ids": self.input_ids[index], "attention_mask": self.attention_mask[index]}
         item["labels"] = self.labels[index]
         if self.criterion_indices is not None:
             item["criterion_index"] = torch.tensor(int(self.criterion_indices[index]))
-        return item | {name: values[index] for name, values in self.extra.items() if values is not None}
+        extra = {"post_id": self.post_ids, "criterion_id": self.criterion_ids}
+        return item | {name: values[index] for name, values in extra.items() if values is not None}

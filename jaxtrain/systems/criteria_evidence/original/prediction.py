@@ -1,5 +1,6 @@
 """Predict with a torch model for texts; the results have the fields of the original's predict()."""
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,36 @@ NAMES = {"criteria": ("logits",), "evidence": ("start_logits", "end_logits")}
 
 
 def predict(
+    texts: Sequence[str],
+    config: Mapping[str, Any],
+    *,
+    checkpoint_name: str | None = None,
+    batch_size: int = 32,
+) -> list[dict[str, Any]]:
+    """Return prediction, confidence and probabilities of each text, from a criteria model's checkpoint.
+
+    config: model.name (a hub id or folder), model.head and model.task (`head_cfg` and `task_cfg` of Model),
+    dataset.max_length (256), and output_dir (artifacts/criteria), which holds checkpoint_name, by default
+    best_model.pt with a `model_state_dict`. Raises FileNotFoundError if that is not there.
+    """
+    from transformers import AutoTokenizer
+
+    from jaxtrain.systems.criteria_evidence.original.architectures import Criteria
+    from jaxtrain.systems.criteria_evidence.original.datasets import MissingFile
+
+    section, data = config.get("model") or {}, config.get("dataset") or {}
+    path = pathlib.Path(config.get("output_dir", "artifacts/criteria")) / (checkpoint_name or "best_model.pt")
+    if not path.is_file():
+        raise MissingFile(f"{path}: no such checkpoint; output_dir and checkpoint_name name it")
+    name = section.get("name", section.get("pretrained_model", "bert-base-uncased"))
+    model = Criteria(name, head_cfg=section.get("head"), task_cfg=section.get("task"))
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["model_state_dict"])
+    tokenizer, length = AutoTokenizer.from_pretrained(name), data.get("max_length", 256)
+    parts = [list(texts[at : at + batch_size]) for at in range(0, len(texts), batch_size)]
+    return [row for part in parts for row in predict_texts("criteria", model, tokenizer, part, length)]
+
+
+def predict_texts(
     architecture: str,
     model: torch.nn.Module,
     tokenizer: Any,

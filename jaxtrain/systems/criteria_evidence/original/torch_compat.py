@@ -1,8 +1,12 @@
 """Functions of the torch original under its names, for scripts that change only their imports."""
 
+import json
+import logging
 import os
+import pathlib
 import random
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from jaxtrain.systems.criteria_evidence.csv_files import criterion_map
 
 
 def set_seed(
-    seed: int = 42, deterministic: bool = True, cudnn_benchmark: bool = False, env_var: str | None = None
+    seed: int = 42, deterministic: bool = True, env_var: str | None = None, *, cudnn_benchmark: bool = False
 ) -> int:
     """Seed python, numpy and torch, and set torch's determinism as the original does; return the seed.
 
@@ -71,3 +75,49 @@ def compute_total_steps(num_batches: int, gradient_accumulation_steps: int, num_
 def criterion_texts(entries: list[Mapping[str, Any]]) -> dict[str, str]:
     """Return criterion texts by id as written, in upper case and in lower case."""
     return criterion_map(entries)
+
+
+def get_logger(name: str | None = None, level: int = logging.INFO) -> logging.Logger:
+    """Return a logger of that level that prints time, level, name and message; without a name, the root logger."""
+    logger = logging.getLogger(name)
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    return logger
+
+
+def ensure_directory(path: str | pathlib.Path) -> pathlib.Path:
+    """Make a folder with its parents, if it is not there; return it."""
+    path = pathlib.Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def prune_directory_except(path: str | pathlib.Path, keep_filenames: Iterable[str]) -> None:
+    """Delete what lies in a folder except entries of these names; a folder that is not there is left alone."""
+    path, spared = pathlib.Path(path), set(keep_filenames)
+    for entry in path.iterdir() if path.is_dir() else ():
+        if entry.name not in spared:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def archive_trial_summary(
+    destination: str | pathlib.Path,
+    trial_number: int,
+    params: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    extra_attrs: Mapping[str, Any] | None = None,
+) -> pathlib.Path:
+    """Write a trial's number, parameters, metrics and further attributes as JSON; return the file.
+
+    destination: a file, or a folder, which gets trial_<number>.json.
+    """
+    path = pathlib.Path(destination)
+    path = path if path.suffix else path / f"trial_{trial_number}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"trial_number": trial_number, "params": dict(params), "metrics": dict(metrics)}
+    path.write_text(json.dumps({**content, **(extra_attrs or {})}, indent=2, default=str), encoding="utf-8")
+    return path

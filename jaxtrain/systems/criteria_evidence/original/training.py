@@ -227,7 +227,7 @@ class Trainer:
         }
 
     @torch.no_grad()
-    def validate(self, epoch: int = 0) -> Scores:
+    def validate(self) -> Scores:
         """Return the metrics of val_loader: val_loss (mean over batches), val_accuracy, val_f1_macro, val_f1_micro,
         val_precision_macro, val_recall_macro, val_auroc_macro. Leaves the model in eval mode, as the original does."""
         self._model.eval()
@@ -272,13 +272,16 @@ class Trainer:
         self.log_metrics(final, None)
         return final
 
-    def check_improvement(self, value: float) -> bool:
+    def check_improvement(self, current_value: float) -> bool:
         """Return True if the value beats the best by more than min_delta; update the best value and the patience."""
         improved = scores.improved(
-            float("nan") if value is None else value, self.best_metric_value, self.early_stopping_mode, self.min_delta
+            float("nan") if current_value is None else current_value,
+            self.best_metric_value,
+            self.early_stopping_mode,
+            self.min_delta,
         )
         if improved:
-            self.best_metric_value = value
+            self.best_metric_value = current_value
         self.patience_counter = 0 if improved else self.patience_counter + 1
         return improved
 

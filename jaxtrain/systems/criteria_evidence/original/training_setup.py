@@ -1,6 +1,6 @@
 """The original's optimizers, schedulers, losses and Evaluator, under its names and in torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,13 @@ def _at(config: Any, *names: str, default: Any = None) -> Any:
     return default
 
 
-def create_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
+def create_optimizer(model: nn.Module, training_cfg: Any) -> torch.optim.Optimizer:
     """Return AdamW or Adam with the config's learning_rate, weight_decay and optimizer.{name, betas, eps}.
 
     It has two parameter groups; the second one (biases and LayerNorm weights) has no weight decay. Raises UserError, a
     ValueError, for another name.
     """
+    config = training_cfg
     name = str(_at(config, "optimizer.name", default="adamw")).lower()
     kinds = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
     if name not in kinds:
@@ -63,11 +64,12 @@ def create_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     )
 
 
-def create_scheduler(optimizer: torch.optim.Optimizer, config: Any, total_steps: int) -> Any:
+def create_scheduler(optimizer: torch.optim.Optimizer, scheduler_cfg: Any, total_training_steps: int) -> Any:
     """Return transformers' schedule as a torch LambdaLR; None for `none`, `constant` and a run without steps.
 
     Reads scheduler.{type or name, warmup_ratio or warmup_steps, num_cycles}. Raises UserError for an unknown name.
     """
+    config, total_steps = scheduler_cfg, total_training_steps
     name = str(_at(config, "scheduler.type", "scheduler.name", default="linear")).lower()
     if name in ("none", "constant") or not total_steps:
         return None
@@ -179,39 +181,47 @@ class Evaluator:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device | str = "cpu",
-        criterion: Any = None,
-        task_type: str = "criteria",
-        class_names: Sequence[str] | None = None,
+        self, model: nn.Module, device: torch.device | str, task_type: str = "criteria", criterion: Any = None
     ):
         self.model, self.device = model.to(device), torch.device(device)
-        self.criterion, self.task_type, self.class_names = criterion, task_type, class_names
+        self.task_type, self.criterion = task_type, criterion
 
     @torch.no_grad()
-    def evaluate(self, dataloader: Any) -> dict[str, Any]:
+    def evaluate(self, data_loader: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
         """Return accuracy, precision, recall, F1, AUROC, per_criterion_f1, confusion_matrix and loss of the loader.
 
         With class_names, classification_report too. Raises UserError if the loader is empty.
         """
-        self.model.eval()
         logits, labels, ids, losses = [], [], [], []
-        for batch in dataloader:
-            out = self.model(batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device))
+        for batch, out in self._outputs(data_loader):
             target = batch["labels"].to(self.device)
             losses.append(float((self.criterion or functional.cross_entropy)(out, target)))
             logits.append(to_numpy(out))
             labels.append(to_numpy(target))
             ids += list(batch.get("criterion_id", []))
-        if not logits:
-            raise UserError("the loader gave no batch")
         criteria = ids if len(ids) == sum(map(len, labels)) else ()
-        names = self.class_names
         found = scores.evaluator_scores(
-            self.task_type, np.concatenate(logits), np.concatenate(labels), 1, criteria, names
+            self.task_type, np.concatenate(logits), np.concatenate(labels), 1, criteria, class_names
         )
         return found | {"loss": float(np.mean(losses))}
+
+    def predict(self, data_loader: Any) -> np.ndarray:
+        """Return the most likely class of every row, int [row]. Raises UserError if the loader is empty."""
+        return self.predict_proba(data_loader).argmax(1)
+
+    @torch.no_grad()
+    def predict_proba(self, data_loader: Any) -> np.ndarray:
+        """Return the probabilities of every row, float [row, class]. Raises UserError if the loader is empty."""
+        return np.concatenate([to_numpy(out.float().softmax(-1)) for _, out in self._outputs(data_loader)])
+
+    def _outputs(self, data_loader: Any) -> Iterator[tuple[Mapping[str, Any], torch.Tensor]]:
+        """Yield (batch, logits) in evaluation mode."""
+        self.model.eval()
+        batch = None
+        for batch in data_loader:
+            yield batch, self.model(batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device))
+        if batch is None:
+            raise UserError("the loader gave no batch")
 
 
 class EarlyStopping:

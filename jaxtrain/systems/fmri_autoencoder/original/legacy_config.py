@@ -49,6 +49,7 @@ class TrainingConfig:
     early_stopping_patience: int = 10
     early_stopping_delta: float = 1e-4
     resume_from: str | None = None
+    _: dataclasses.KW_ONLY
     compat: str = "correct"  # `original` keeps the original's learning rates, faults included
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)  # sections of this project's config
 

@@ -223,7 +223,7 @@ class Trainer:
         """Return the criterion's total for a batch, and a dict of its terms if the criterion returns one."""
         return self.criterion(outputs, *(batch[name] for name in KINDS), batch["fmri"])
 
-    def validate(self, epoch: int | None = None) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Return means over val_loader's rows of the criterion's terms, fmri_correlation and fmri_r2."""
         if self.val_loader is None:
             raise UserError("validate: there is no val_dataset")
@@ -250,7 +250,7 @@ class Trainer:
         return self.train_epoch(epoch)
 
     def _validate(self, epoch: int | None = None) -> dict[str, float]:
-        return self.validate(epoch)
+        return self.validate()
 
     def _step(self):
         """Return the step over the present objects: compiled, or torch's with a line that gives the reason."""
@@ -301,8 +301,9 @@ class Trainer:
         self,
         epoch: int | str | pathlib.Path,
         val_loss: float | None = None,
-        is_best: bool | None = None,
         is_final: bool = False,
+        *,
+        is_best: bool | None = None,
     ) -> pathlib.Path:
         """Write checkpoint_epoch_<epoch>.pt, or final_checkpoint.pt, and best_checkpoint.pt if it is the best.
 
@@ -326,12 +327,12 @@ class Trainer:
         self._say(f"Saved checkpoint: {path}")
         return path
 
-    def load_checkpoint(self, path: str | pathlib.Path) -> dict[str, Any]:
+    def load_checkpoint(self, checkpoint_path: str | pathlib.Path) -> dict[str, Any]:
         """Load weights, moments, schedule, counters and histories from a checkpoint of this class or of the original.
 
         Raises UserError for any other file, and OtherModel, a RuntimeError too, for a checkpoint of another model.
         """
-        path = pathlib.Path(path)
+        path = pathlib.Path(checkpoint_path)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such checkpoint")
         found = engine_run.read(path)

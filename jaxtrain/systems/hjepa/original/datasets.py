@@ -81,16 +81,20 @@ def build_dataset(
     split: str = "train",
     image_size: int = 224,
     color_jitter: float = 0.4,
-    download: bool = False,
+    download: bool = True,
     *,
     class_list: str | pathlib.Path | None = None,
+    **kwargs: Any,
 ) -> Images:
     """Return a split of imagenet, imagenet100, cifar10, cifar100 or stl10 in data_path, in its authors' layout.
 
-    split: train, or val or test. download: no effect; nothing is downloaded. class_list: for imagenet100 among other
-    folders, a file with the names of its 100 classes, one per line, which are numbered from 0. Raises ValueError for an
-    unknown name, and FileNotFoundError if data_path or a split's folder of classes is missing.
+    split: train, or val or test. download: no effect; nothing is downloaded. kwargs: UserError names any other
+    argument. class_list: for imagenet100 among other folders, a file with the names of its 100 classes, one per line,
+    which are numbered from 0. Raises ValueError for an unknown name, and FileNotFoundError if data_path or a split's
+    folder of classes is missing.
     """
+    if kwargs:
+        raise UserError(f"build_dataset: {', '.join(kwargs)}: unknown; known: class_list")
     name = dataset_name.lower()
     if name not in DATASETS:
         raise UserError(f"dataset_name={dataset_name!r} is unknown; known: {', '.join(DATASETS)}")

@@ -1,34 +1,71 @@
 """The original's image transforms, feature extraction and linear probe, in torch."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from tqdm import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original.torch_checkpoint import available
-from jaxtrain.systems.hjepa.transforms import eval_transform, train_transform
+from jaxtrain.systems.hjepa.transforms import MEAN, STD, eval_transform, train_transform
 
 POOLINGS = ("mean", "max", "attention", "cls")
 
 
-class JEPATransform:
-    """Augment a PIL image as in training, with torch's generator: float32 [3, S, S], normalised."""
+BICUBIC = "bicubic"
 
-    def __init__(self, image_size: int = 224, color_jitter: float = 0.4):
-        self.transform = train_transform(image_size, color_jitter)
+
+def _check(interpolation: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Raise UserError for another resampling or normalisation than the package's own."""
+    name = str(getattr(interpolation, "value", interpolation)).lower()
+    if name not in (BICUBIC, "3"):  # 3: Pillow's number
+        raise UserError(f"interpolation={interpolation!r}: images are resized bicubic; resize them before, or leave it")
+    if not (np.allclose(mean, MEAN) and np.allclose(std, STD)):
+        raise UserError("mean, std: images are normalised with ImageNet's; pass those, or leave them out")
+
+
+class JEPATransform:
+    """Augment a PIL image as in training, with torch's generator: float32 [3, S, S], normalised.
+
+    color_jitter: strength; None or 0 for none. Raises ValueError for another interpolation, mean or std.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        crop_scale: tuple[float, float] = (0.8, 1.0),
+        interpolation: Any = BICUBIC,
+        mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225),
+        horizontal_flip: bool = True,
+        color_jitter: float | None = None,
+    ):
+        _check(interpolation, mean, std)
+        self.transform = train_transform(image_size, color_jitter or 0.0, tuple(crop_scale), 0.5 * horizontal_flip)
 
     def __call__(self, image: Any) -> torch.Tensor:
         return torch.from_numpy(self.transform(image, np.random.default_rng(int(torch.randint(1 << 31, ())))))
 
 
 class JEPAEvalTransform:
-    """Resize a PIL image to 1.14 S, crop its centre, normalise: float32 [3, S, S]."""
+    """Resize a PIL image to 1.14 S, crop its centre, normalise: float32 [3, S, S].
 
-    def __init__(self, image_size: int = 224):
+    Raises ValueError for another interpolation, mean or std.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        interpolation: Any = BICUBIC,
+        mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225),
+    ):
+        _check(interpolation, mean, std)
         self.transform = eval_transform(image_size)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -38,24 +75,26 @@ class JEPAEvalTransform:
 @torch.no_grad()
 def extract_features(
     model: nn.Module,
-    loader: Any,
+    dataloader: Any,
     hierarchy_level: int = 0,
     device: str = "cuda",
     pool: bool = False,
     pooling: str = "mean",
     normalize: bool = False,
     max_samples: int | None = None,
+    desc: str = "Extracting features",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return features of the target encoder, [row, token, width] or with `pool` [row, width], and labels [row].
 
-    loader: yields (images, labels). pooling: "mean" or "max" over tokens. normalize: scale features to length 1.
+    dataloader: yields (images, labels). desc: text before the progress bar. pooling: "mean" or "max" over tokens.
+    normalize: scale features to length 1.
     """
     if pooling not in ("mean", "max"):
         raise UserError(f"pooling={pooling!r} is unknown; known: mean, max")
     model, training = model.to(available(device)), model.training
     features, labels = [], []
     model.eval()
-    for images, given in loader:
+    for images, given in tqdm(dataloader, desc=desc, disable=None, leave=False):
         found = model.extract_features(images.to(available(device)), level=hierarchy_level)
         if pool:
             found = found.mean(1) if pooling == "mean" else found.amax(1)
@@ -86,7 +125,11 @@ class LinearProbe(nn.Module):
             hidden = input_dim // 4
             self.attention = nn.Sequential(nn.Linear(input_dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
-    def forward(self, features):
+        else:
+            self.attention = None
+
+    def pool_features(self, features):
+        """Return [batch, width] from features [batch, token, width]; features without tokens pass through."""
         x = features
         if x.ndim == 3 and self.pooling == "attention":
             x = (x * self.attention(x).softmax(1)).sum(1)
@@ -94,6 +137,10 @@ class LinearProbe(nn.Module):
             if self.pooling == "cls":
                 warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
             x = x.amax(1) if self.pooling == "max" else x.mean(1)
+        return x
+
+    def forward(self, features):
+        x = self.pool_features(features)
         return self.classifier(functional.normalize(x, dim=-1) if self.normalize else x)
 
 
@@ -108,8 +155,10 @@ class OptimizedHJEPA(nn.Module):
     hierarchy_projection: Any
     hierarchy_pooling: Any
 
-    def __init__(self, hjepa: Any, hierarchy_level: int = 0):
+    def __init__(self, hjepa_model: Any, hierarchy_level: int = 0):
         super().__init__()
+        hjepa = hjepa_model
+        self.embed_dim, self.num_hierarchies = hjepa.embed_dim, hjepa.num_hierarchies
         if not 0 <= hierarchy_level < hjepa.num_hierarchies:
             raise UserError(f"hierarchy_level={hierarchy_level} is outside [0, {hjepa.num_hierarchies})")
         if hjepa.target_encoder is None or hjepa.use_fpn:

@@ -1,5 +1,6 @@
 """The original's HJEPA as a torch module, with the same arguments, attributes, methods and results."""
 
+import inspect
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -201,11 +202,11 @@ class HJEPA(torch_twin.HJEPA):
             return self.hierarchy_projections[level](self.pyramid(tokens)[level])
         return pool(self.hierarchy_projections[level](tokens), level)
 
-    def update_target_encoder(self, step: int) -> float:
+    def update_target_encoder(self, current_step: int) -> float:
         """Move the target towards the context encoder; return the momentum of this step, 1.0 without a target."""
         if self.target_encoder is None:
             return 1.0
-        momentum = momentum_at(step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
+        momentum = momentum_at(current_step, self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps)
         move(self.target_encoder, self.context_encoder, momentum)
         return momentum
 
@@ -219,6 +220,9 @@ class HJEPA(torch_twin.HJEPA):
 def create_hjepa(*arguments: Any, **options: Any) -> HJEPA:
     """Return HJEPA(...) under the original's factory name."""
     return HJEPA(*arguments, **options)
+
+
+create_hjepa.__signature__ = inspect.signature(HJEPA)  # type: ignore[attr-defined]
 
 
 def create_model(config: Mapping[str, Any]) -> HJEPA:

@@ -46,14 +46,24 @@ def two_views(a, b, name: str):
     return a, b
 
 
+def not_negative(**weights: float) -> None:
+    """Raise ValueError, with its name, for a weight below 0."""
+    for name, weight in weights.items():
+        if weight < 0:
+            raise ValueError(f"{name}={weight} must not be negative")
+
+
 def of_levels(given, levels: int, name: str) -> list[float]:
-    """Return one number per level, from one for all or a list. Raises ValueError for no level or another length."""
+    """Return one number per level, from one for all or a list. Raises ValueError for no level, another length or a
+    negative weight."""
     if levels < 1:
         raise ValueError(f"num_hierarchies={levels} must be at least 1")
     if isinstance(given, (int, float)):
-        return [float(given)] * levels
+        given = [given] * levels
     if len(given) != levels:
         raise ValueError(f"{name}: {len(given)} weights for {levels} levels (num_hierarchies)")
+    for value in given:
+        not_negative(**{name: value})
     return [float(value) for value in given]
 
 

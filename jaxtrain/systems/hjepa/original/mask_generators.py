@@ -10,6 +10,7 @@ import torch
 
 from jaxtrain.systems.hjepa import masks
 from jaxtrain.systems.hjepa.masks import Range, statistics
+from jaxtrain.systems.hjepa.original import mask_pictures
 from jaxtrain.systems.hjepa.original.torch_checkpoint import available
 
 
@@ -79,9 +80,16 @@ class MultiBlockMaskGenerator(_OnGrid, masks.MultiBlockMaskGenerator):
         """Draw one block, bool [row, column], that avoids `occupied` if one of max_attempts succeeds."""
         return to_tensors(self.sampler.draw(scale_range, None if occupied is None else _to_arrays(occupied)))
 
-    def get_mask_statistics(self, context_masks: torch.Tensor, target_masks: torch.Tensor) -> dict[str, float]:
+    def get_mask_statistics(self, context_mask: torch.Tensor, target_masks: torch.Tensor) -> dict[str, float]:
         """Return means and unbiased standard deviations of the covered fractions, and the context-target overlap."""
-        return statistics(_to_arrays(context_masks), _to_arrays(target_masks))
+        return statistics(_to_arrays(context_mask), _to_arrays(target_masks))
+
+    def visualize_masks(self, context_mask, target_masks, sample_idx: int = 0, figsize=(12, 4), save_path=None):
+        """Draw the context block and each target of a sample; return the matplotlib figure, or save it too."""
+        sides = (self.num_patches_h, self.num_patches_w)
+        panels = {"context": context_mask[sample_idx]}
+        panels |= {f"target {i}": mask for i, mask in enumerate(target_masks[sample_idx])}
+        return mask_pictures.grids(panels, sides, figsize, save_path)
 
 
 class HierarchicalMaskGenerator(_OnGrid, masks.HierarchicalMaskGenerator):
@@ -119,9 +127,22 @@ class HierarchicalMaskGenerator(_OnGrid, masks.HierarchicalMaskGenerator):
     def __call__(self, batch_size: int, device: Any = None) -> dict[str, dict[str, torch.Tensor]]:
         return to_tensors(super().__call__(batch_size), device)
 
-    def get_mask_statistics(self, masks: dict) -> dict[str, dict[str, float]]:
+    def get_hierarchical_statistics(self, masks: dict) -> dict[str, dict[str, float]]:
         """Return the statistics of MultiBlockMaskGenerator for each level."""
         return super().get_mask_statistics(_to_arrays(masks))
+
+    def visualize_hierarchical_masks(self, masks, sample_idx: int = 0, figsize=(15, 5), save_path=None):
+        """Draw a sample's targets, numbered, for each level; return the matplotlib figure, or save it too."""
+        sides = (self.num_patches_h, self.num_patches_w)
+        numbered = lambda targets: (targets * torch.arange(1, len(targets) + 1)[:, None]).amax(0)
+        panels = {name: numbered(level["targets"][sample_idx].long().cpu()) for name, level in masks.items()}
+        return mask_pictures.grids(panels, sides, figsize, save_path)
+
+    def visualize_combined_view(self, masks, sample_idx: int = 0, figsize=(15, 5), save_path=None):
+        """Draw a sample's context (1) and targets (2) on one grid for each level; return the matplotlib figure."""
+        sides = (self.num_patches_h, self.num_patches_w)
+        both = lambda level: torch.where(level["targets"][sample_idx].any(0), 2, level["context"][sample_idx].long())
+        return mask_pictures.grids({name: both(level) for name, level in masks.items()}, sides, figsize, save_path)
 
 
 class MultiCropMaskGenerator(masks.MultiCropMaskGenerator):
@@ -140,7 +161,9 @@ class MultiCropMaskGenerator(masks.MultiCropMaskGenerator):
         num_hierarchies: int = 3,
         num_target_masks: int = 4,
         masking_strategy: str = "global_only",
-        **options: Any,
+        base_scale: Range = (0.05, 0.15),
+        aspect_ratio_range: Range = (0.75, 1.5),
+        max_attempts: int = 10,
     ):
         super().__init__(
             _sides(global_crop_size),
@@ -151,11 +174,39 @@ class MultiCropMaskGenerator(masks.MultiCropMaskGenerator):
             num_hierarchies,
             num_target_masks,
             masking_strategy,
-            **options,
+            base_scale=base_scale,
+            aspect_ratio_range=aspect_ratio_range,
+            max_attempts=max_attempts,
         )
         self.global_crop_size, self.local_crop_size = _sides(global_crop_size), _sides(local_crop_size)
         self.patch_size, self.num_hierarchies = patch_size, num_hierarchies
         self.masking_strategy = masking_strategy
+        self.global_mask_gen, self.local_mask_gen = self.global_generator, self.local_generator
+        for name, (height, width) in (("global", self.global_crop_size), ("local", self.local_crop_size)):
+            rows, columns = height // patch_size, width // patch_size
+            setattr(self, f"{name}_num_patches_h", rows)
+            setattr(self, f"{name}_num_patches_w", columns)
+            setattr(self, f"{name}_num_patches", rows * columns)
+
+    def get_crop_info(self) -> dict[str, Any]:
+        """Return the strategy, and the numbers, sizes in pixels and patch counts of both kinds of crops."""
+        names = ("num_global_crops", "num_local_crops", "global_crop_size", "local_crop_size")
+        names += ("global_num_patches", "local_num_patches", "patch_size", "num_hierarchies", "masking_strategy")
+        return {name: getattr(self, name) for name in names}
+
+    def visualize_multicrop_masks(self, masks, sample_idx: int = 0, figsize=(20, 10), save_path=None):
+        """Draw a sample's targets in every crop (2) and its context (1); return the matplotlib figure."""
+        panels, sides = {}, []
+        for kind, crops in masks.items():
+            size = self.global_mask_gen.samplers[0] if kind == "global_masks" else self.local_mask_gen.samplers[0]
+            for name, crop in crops.items():
+                level = crop.get("level_0", crop)
+                shown = level["context"][sample_idx].long()
+                if "targets" in level:
+                    shown = torch.where(level["targets"][sample_idx].any(0), 2, shown)
+                panels[f"{kind} {name}"] = shown
+                sides.append((size.rows, size.columns))
+        return mask_pictures.grids(panels, sides, figsize, save_path)
 
     def __call__(self, batch_size: int, device: Any = None) -> dict:
         return to_tensors(super().__call__(batch_size), device)

@@ -84,14 +84,16 @@ class MetricsLogger:
         if self.wandb_run is not None:
             self._wandb.log(values, step=step, commit=commit)
 
-    def log_hierarchical_losses(self, losses: Mapping[str, Any], step: int | None = None, prefix: str = "train/"):
-        """Log the levels' losses, keys `loss_h0`, ... or `loss_level_0`, ..., as prefix + hierarchy/level_0, ..."""
+    def log_hierarchical_losses(
+        self, loss_dict: Mapping[str, Any], step: int | None = None, prefix: str = "train/hierarchy/"
+    ) -> None:
+        """Log the levels' losses, keys `loss_h0`, ... or `loss_level_0`, ..., as prefix + level_0, ..."""
         levels = {}
-        for name, value in losses.items():
+        for name, value in loss_dict.items():
             stem, _, level = name.rpartition("_")
             number = level.removeprefix("h")
             if number.isdigit() and (stem, level) in (("loss", f"h{number}"), ("loss_level", number)):
-                levels[f"hierarchy/level_{number}"] = value
+                levels[f"level_{number}"] = value
         if levels:
             self.log_metrics(levels, step, prefix)
 
@@ -139,7 +141,7 @@ class MetricsLogger:
             self._wandb.log({name: self._wandb.Image(np.moveaxis(pixels, 0, -1), caption=caption)}, step=step)
 
     def log_images(
-        self, name: str, images, step: int | None = None, captions: Sequence[str] | None = None, nrow: int = 4
+        self, name: str, images, step: int | None = None, captions: Sequence[str] | None = None, *, nrow: int = 4
     ) -> None:
         """Log a grid of images, nrow per row, each as in log_image; W&B gets them one by one."""
         images = np.stack([_channels_first(image) for image in images])
@@ -176,27 +178,38 @@ class MetricsLogger:
         for name, value in model.items() if isinstance(model, Mapping) else model.named_parameters():
             self.log_histogram(f"weights/{name}", value, step)
 
-    def log_embeddings(self, name: str, embeddings, step: int | None = None, metadata=None, label_images=None) -> None:
-        """Log rows [n, width] for TensorBoard's projector, and as a table on W&B. metadata: a label per row."""
+    def log_embeddings(
+        self, embeddings, labels=None, tag: str = "embeddings", step: int | None = None, *, label_images=None
+    ) -> None:
+        """Log rows [n, width] for TensorBoard's projector, and as a table on W&B. labels: one per row."""
         rows = array(embeddings).reshape(len(embeddings), -1)
         step = self.step if step is None else step
-        labels = None if metadata is None else [str(array(label)) for label in metadata]
+        labels = None if labels is None else [str(array(label)) for label in labels]
         if self.tb_writer is not None:
             pictures = None if label_images is None else array(label_images)
-            self.tb_writer.add_embedding(rows, labels, pictures, global_step=step, tag=name)
+            self.tb_writer.add_embedding(rows, labels, pictures, global_step=step, tag=tag)
         if self.wandb_run is not None:
             columns = [f"d{i}" for i in range(rows.shape[1])] + ["label"]
             data = [[*row.tolist(), label] for row, label in zip(rows, labels or [""] * len(rows), strict=True)]
-            self._wandb.log({name: self._wandb.Table(columns=columns, data=data)}, step=step)
+            self._wandb.log({tag: self._wandb.Table(columns=columns, data=data)}, step=step)
 
-    def log_prediction_comparison(self, predictions, targets, step: int | None = None, prefix: str = "predictions/"):
-        """Log cosine similarity, mean squared distance and histograms of predictions and targets, per level.
+    def log_prediction_comparison(
+        self, images, predictions, targets, masks, step: int | None = None, max_images: int = 4
+    ) -> None:
+        """Log images and the masked share, and per level how predictions and targets compare, under predictions/.
 
-        predictions, targets: one array [batch, ...] or a list of them, one per level.
+        images: [batch, channel, height, width], of which the first max_images are shown. predictions, targets: one
+        array [batch, ...] or a list of them, one per level; their cosine similarity, mean squared distance and
+        histograms are logged. masks: [batch, patch], 1 = predicted. None leaves images or masks out.
         """
+        prefix = "predictions/"
+        if images is not None:
+            shown = array(images)[:max_images].astype(np.float64)
+            low, high = shown.min(), shown.max()
+            self.log_images(f"{prefix}images", ((shown - low) / max(high - low, 1e-8)).astype(np.float32), step)
         if not isinstance(predictions, (list, tuple)):
             predictions, targets = [predictions], [targets]
-        found = {}
+        found = {} if masks is None else {"mask_ratio": float(array(masks).astype(np.float64).mean())}
         for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
             a, b = (array(x).astype(np.float64).reshape(len(x), -1) for x in (prediction, target))
             lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -208,7 +221,7 @@ class MetricsLogger:
 
     # ---- the rest
 
-    def watch_model(self, model, log: str = "all", log_freq: int = 100) -> None:
+    def watch_model(self, model, log_freq: int = 1000, *, log: str = "all") -> None:
         """Let W&B follow a torch module's gradients and weights ("gradients", "parameters" or "all")."""
         if self.wandb_run is not None:
             self._wandb.watch(model, log=log, log_freq=log_freq)

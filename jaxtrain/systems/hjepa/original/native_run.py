@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 
 from jaxtrain.systems.hjepa.config import DATASETS, LossConfig
 from jaxtrain.systems.hjepa.original import legacy_config
-from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss, build_loss
+from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss
 from jaxtrain.systems.hjepa.original.datasets import Images
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
+from jaxtrain.systems.hjepa.original.loss_registry import build_loss
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.ready import is_mock, mocked
@@ -125,15 +126,15 @@ def section_of(loss: Any) -> dict[str, Any] | None:
             return None
         found |= {
             "type": "hjepa_sigreg",
-            "sigreg_loss_weight": loss.sigreg_loss_weight,
+            "sigreg_loss_weight": loss.sigreg_weight,
             "sigreg_num_slices": sliced.num_slices,
             "sigreg_fixed_slices": sliced.fixed_slices,
             "sigreg_num_test_points": test.num_points,
             "sigreg_test_method": test.test_method,
-            "sigreg_char_function_points": test.num_quadrature,
+            "sigreg_char_function_num_quadrature": test.num_quadrature,
             "sigreg_char_function_t_min": test.t_min,
             "sigreg_char_function_t_max": test.t_max,
-            "sigreg_char_function_lambda": test.lambda_,
+            "sigreg_char_function_lambda": test.char_function_lambda,
         }
     return found
 
@@ -310,7 +311,7 @@ class Follow:
             trainer.early_stopping.load_state_dict(state["early_stopping"])
 
     def on_train_start(self, engine: Any) -> None:
-        self.trainer.progress_tracker.start_epoch(self.trainer.global_step // engine.program.steps_per_epoch)
+        self.trainer.progress_tracker.start_epoch()
 
     def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
         self.newest = metrics
@@ -351,7 +352,7 @@ class Follow:
         self._stop(engine, judged)
         trainer.progress_tracker.end_epoch()
         if trainer.current_epoch + 1 < trainer.epochs:
-            trainer.progress_tracker.start_epoch(trainer.current_epoch + 1)
+            trainer.progress_tracker.start_epoch()
 
     def _stop(self, engine: Any, loss: float) -> None:
         trainer = self.trainer

@@ -9,73 +9,43 @@ from jaxtrain.errors import UserError
 class ProgressTracker:
     """Timer of steps and epochs that estimates the remaining time.
 
-    Call start_epoch(e), step() after every step, end_epoch(metrics). `get_eta()` is "1:02:03"; before any step, "N/A".
+    Call start_epoch(), and step() after every step. step_times: seconds of the last 100 steps.
     """
 
     def __init__(self, total_epochs: int, steps_per_epoch: int):
         self.total_epochs, self.steps_per_epoch = total_epochs, steps_per_epoch
         self.total_steps = total_epochs * steps_per_epoch
-        self.current_epoch = self.current_step = 0
         self.start_time = self.epoch_start_time = time.time()
         self.step_times: list[float] = []
-        self.epoch_times: list[float] = []
         self._last = self.start_time
 
-    def start_epoch(self, epoch: int) -> None:
-        """Start the 0-based epoch."""
-        self.current_epoch, self.current_step = epoch, 0
+    def start_epoch(self) -> None:
+        """Start an epoch's clock."""
         self.epoch_start_time = self._last = time.time()
 
     def step(self) -> None:
         """Count a step that has just ended."""
         now = time.time()
         self.step_times = [*self.step_times[-99:], now - self._last]
-        self.current_step += 1
         self._last = now
 
-    def end_epoch(self, metrics: dict[str, Any] | None = None) -> float:
-        """End the epoch; return its duration in seconds."""
-        seconds = time.time() - self.epoch_start_time
-        self.epoch_times.append(seconds)
-        return seconds
-
-    def get_epoch_time(self) -> float:
+    def end_epoch(self) -> float:
         """Return the seconds since the epoch began."""
         return time.time() - self.epoch_start_time
 
-    def get_total_time(self) -> float:
-        """Return the seconds since the tracker was created."""
-        return time.time() - self.start_time
+    def get_eta(self, current_epoch: int, current_step: int) -> str:
+        """Return the time that remains after `current_step` steps of a 0-based epoch, as h:mm:ss; "N/A" without step().
 
-    @property
-    def remaining_steps(self) -> int:
-        return max(0, self.total_steps - self.current_epoch * self.steps_per_epoch - self.current_step)
-
-    def get_eta_seconds(self) -> float | None:
-        """Return the remaining seconds at the mean pace of the last 100 steps; None before any step."""
+        It takes the mean pace of the last 100 steps.
+        """
         if not self.step_times:
-            return None
-        return self.remaining_steps * sum(self.step_times) / len(self.step_times)
+            return "N/A"
+        remaining = max(0, self.total_steps - current_epoch * self.steps_per_epoch - current_step)
+        return self.format_time(remaining * sum(self.step_times) / len(self.step_times))
 
-    def get_eta(self) -> str:
-        """Return the remaining time as text."""
-        seconds = self.get_eta_seconds()
-        return "N/A" if seconds is None else self.format_time(seconds)
-
-    def get_progress(self) -> float:
-        """Return the share of all steps that are done, in [0, 1]."""
-        return 1.0 if self.total_steps == 0 else 1 - self.remaining_steps / self.total_steps
-
-    def get_summary(self) -> dict[str, Any]:
-        """Return epoch, step, progress, times and ETA for printing."""
-        return {
-            "epoch": self.current_epoch,
-            "step": self.current_step,
-            "progress": self.get_progress(),
-            "epoch_time": self.get_epoch_time(),
-            "total_time": self.get_total_time(),
-            "eta": self.get_eta(),
-        }
+    def get_elapsed_time(self) -> str:
+        """Return the time since the tracker was created, as h:mm:ss."""
+        return self.format_time(time.time() - self.start_time)
 
     @staticmethod
     def format_time(seconds: float) -> str:
@@ -98,8 +68,8 @@ class EarlyStopping:
 
     def __call__(self, metric: float) -> bool:
         metric = float(metric)
-        if self.best_score is None or self._better(metric):
-            self.best_score, self.counter = metric, 0
+        if self.best_value is None or self._better(metric):
+            self.best_value, self.counter = metric, 0
         else:
             self.counter += 1
         self.should_stop = self.counter >= self.patience
@@ -107,17 +77,18 @@ class EarlyStopping:
 
     def _better(self, metric: float) -> bool:
         if self.mode == "min":
-            return metric < self.best_score - self.min_delta
-        return metric > self.best_score + self.min_delta
+            return metric < self.best_value - self.min_delta
+        return metric > self.best_value + self.min_delta
 
     def reset(self) -> None:
         """Clear the best score and the counter."""
-        self.best_score: float | None = None
+        self.best_value: float | None = None
         self.counter = 0
         self.should_stop = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score, "counter": self.counter, "should_stop": self.should_stop}
+        return {"best_value": self.best_value, "counter": self.counter, "should_stop": self.should_stop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        # best_score: its name in files of version 0.9 and before
+        self.__dict__.update({"best_value" if name == "best_score" else name: value for name, value in state.items()})

@@ -11,11 +11,14 @@ from jaxtrain.systems.hjepa import regularizers
 from jaxtrain.systems.hjepa.original.loss_module import (
     LossModule,
     arrays_too,
+    not_negative,
     of_levels,
     over_levels,
     to_rows,
     two_views,
 )
+
+REDUCTIONS = ("mean", "sum", "none")
 
 
 class VICRegLoss(LossModule):
@@ -37,6 +40,12 @@ class VICRegLoss(LossModule):
         flatten_patches: bool = True,
     ):
         super().__init__()
+        not_negative(
+            invariance_weight=invariance_weight,
+            variance_weight=variance_weight,
+            covariance_weight=covariance_weight,
+            variance_threshold=variance_threshold,
+        )
         self.invariance_weight, self.variance_weight = invariance_weight, variance_weight
         self.covariance_weight, self.variance_threshold = covariance_weight, variance_threshold
         self.eps, self.flatten_patches = eps, flatten_patches
@@ -95,23 +104,45 @@ class VICRegLoss(LossModule):
         return ", ".join(f"{name}={_number(getattr(self, name)):g}" for name in names)
 
 
+def _no_mask(mask) -> None:
+    if mask is not None:
+        raise ValueError("NTXentLoss: mask is not supported; leave the masked rows out of z_i and z_j")
+
+
 def _number(weight: float | torch.Tensor) -> float:
     return weight.item() if isinstance(weight, torch.Tensor) else float(weight)
 
 
 class AdaptiveVICRegLoss(VICRegLoss):
-    """VICReg whose three weights are parameters; `update_weights` gives larger weights to smaller terms."""
+    """VICReg that may adapt its three weights; `update_weights` gives larger weights to smaller terms.
 
-    def __init__(self, *args, weight_momentum: float = 0.99, **options):
-        super().__init__(*args, **options)
-        self.weight_momentum = weight_momentum
-        for name in ("invariance_weight", "variance_weight", "covariance_weight"):
-            value = torch.tensor(float(self.__dict__.pop(name)))
-            setattr(self, name, nn.Parameter(value))
+    adaptive_weights: the weights are parameters. If it is False they are numbers, and `update_weights` does nothing.
+    """
+
+    def __init__(
+        self,
+        invariance_weight: float = 25.0,
+        variance_weight: float = 25.0,
+        covariance_weight: float = 1.0,
+        variance_threshold: float = 1.0,
+        eps: float = 1e-4,
+        flatten_patches: bool = True,
+        adaptive_weights: bool = False,
+        weight_momentum: float = 0.99,
+    ):
+        weights = (invariance_weight, variance_weight, covariance_weight)
+        super().__init__(*weights, variance_threshold, eps, flatten_patches)
+        self.adaptive_weights, self.weight_momentum = adaptive_weights, weight_momentum
+        if adaptive_weights:
+            for name in ("invariance_weight", "variance_weight", "covariance_weight"):
+                value = torch.tensor(float(self.__dict__.pop(name)))
+                setattr(self, name, nn.Parameter(value))
 
     @torch.no_grad()
     def update_weights(self, loss_dict) -> None:
         """Set weight <- momentum * weight + (1 - momentum) * (1 - term / sum of terms) * (30, 30 or 2)."""
+        if not self.adaptive_weights:
+            return
         terms = {name: torch.as_tensor(loss_dict[f"{name}_loss"]) for name in ("invariance", "variance", "covariance")}
         total = sum(terms.values()) + 1e-8
         for (name, term), scale in zip(terms.items(), (30.0, 30.0, 2.0), strict=True):
@@ -133,18 +164,20 @@ class EppsPulleyTest(nn.Module):
         num_points: int = 17,
         eps: float = 1e-6,
         test_method: str = "reference_points",
-        t_min: float = 0.2,
-        t_max: float = 4.0,
-        num_quadrature: int = 32,
-        lambda_: float = 1.0,
+        char_function_t_min: float = 0.2,
+        char_function_t_max: float = 4.0,
+        char_function_num_quadrature: int = 32,
+        char_function_lambda: float = 1.0,
     ):
         super().__init__()
+        t_min, t_max, num_quadrature = char_function_t_min, char_function_t_max, char_function_num_quadrature
         if test_method not in self.METHODS:
             raise ValueError(f"test_method={test_method!r} is unknown; known: {', '.join(self.METHODS)}")
         if not t_max > t_min:
-            raise ValueError(f"t_max={t_max} must be larger than t_min={t_min}")
+            raise ValueError(f"char_function_t_max={t_max} must be larger than char_function_t_min={t_min}")
         self.num_points, self.eps, self.test_method = num_points, eps, test_method
-        self.t_min, self.t_max, self.num_quadrature, self.lambda_ = t_min, t_max, num_quadrature, lambda_
+        self.t_min, self.t_max, self.num_quadrature = t_min, t_max, num_quadrature
+        self.char_function_lambda = char_function_lambda
         share = torch.linspace(0.01, 0.99, num_points)
         self.register_buffer("reference_points", math.sqrt(2) * torch.erfinv(2 * share - 1))
         self.register_buffer("quadrature_points", torch.linspace(t_min, t_max, num_quadrature))
@@ -161,7 +194,9 @@ class EppsPulleyTest(nn.Module):
         t = self.quadrature_points.to(x)
         angle = x[:, :, None] * t
         real = angle.cos().mean(1) - torch.exp(-t.square() / 2)
-        density = (real.square() + angle.sin().mean(1).square()) * torch.exp(-t.square() / (2 * self.lambda_**2))
+        density = (real.square() + angle.sin().mean(1).square()) * torch.exp(
+            -t.square() / (2 * self.char_function_lambda**2)
+        )
         return torch.trapezoid(density, dx=(self.t_max - self.t_min) / (self.num_quadrature - 1), dim=1)
 
     def options(self) -> dict:
@@ -172,7 +207,7 @@ class EppsPulleyTest(nn.Module):
             "t_min": self.t_min,
             "t_max": self.t_max,
             "num_quadrature": self.num_quadrature,
-            "lambda_": self.lambda_,
+            "lambda_": self.char_function_lambda,
             "eps": self.eps,
         }
 
@@ -207,6 +242,7 @@ class SIGRegLoss(LossModule):
         char_function_lambda: float = 1.0,
     ):
         super().__init__()
+        not_negative(invariance_weight=invariance_weight, sigreg_weight=sigreg_weight)
         self.num_slices, self.num_test_points = num_slices, num_test_points
         self.invariance_weight, self.sigreg_weight = invariance_weight, sigreg_weight
         self.eps, self.flatten_patches = eps, flatten_patches
@@ -281,14 +317,17 @@ class HybridVICRegSIGRegLoss(LossModule):
         covariance_weight: float = 1.0,
         num_slices: int = 1024,
         num_test_points: int = 17,
+        variance_threshold: float = 1.0,
         eps: float = 1e-6,
         flatten_patches: bool = True,
+        *,
         fixed_slices: bool = False,
     ):
         super().__init__()
+        not_negative(vicreg_weight=vicreg_weight, sigreg_weight=sigreg_weight)
         self.vicreg_weight, self.sigreg_weight = vicreg_weight, sigreg_weight
         self.vicreg_loss = VICRegLoss(
-            invariance_weight, variance_weight, covariance_weight, eps=eps, flatten_patches=flatten_patches
+            invariance_weight, variance_weight, covariance_weight, variance_threshold, eps, flatten_patches
         )
         self.sigreg_loss = SIGRegLoss(
             num_slices, num_test_points, invariance_weight, sigreg_weight, eps, flatten_patches, fixed_slices
@@ -312,18 +351,30 @@ class NTXentLoss(LossModule):
     """Normalised temperature-scaled cross-entropy in nats: row i of both views attract, all others repel.
 
     Returns loss, accuracy, positive_similarity (over the temperature), negative_similarity (-inf, as in the original).
-    Source: Chen et al. 2020 (SimCLR).
+    reduction: mean, sum or none (float [2 * batch], the rows of z_i first) of the loss. Source: Chen et al. 2020
+    (SimCLR).
     """
 
-    def __init__(self, temperature: float = 0.1, use_cosine_similarity: bool = True, eps: float = 1e-8):
+    def __init__(
+        self,
+        temperature: float = 0.1,
+        use_cosine_similarity: bool = True,
+        reduction: str = "mean",
+        eps: float = 1e-8,
+    ):
         super().__init__()
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be positive")
-        self.temperature, self.use_cosine_similarity, self.eps = temperature, use_cosine_similarity, eps
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction={reduction!r} is unknown; known: {', '.join(REDUCTIONS)}")
+        self.temperature, self.use_cosine_similarity = temperature, use_cosine_similarity
+        self.reduction, self.eps = reduction, eps
 
     @arrays_too
-    def forward(self, z_i, z_j) -> dict[str, torch.Tensor]:
-        """z_i, z_j: [batch, (token,) width]. Raises ValueError for different shapes."""
+    def forward(self, z_i, z_j, mask=None) -> dict[str, torch.Tensor]:
+        """z_i, z_j: [batch, (token,) width]. Raises ValueError for different shapes, and for a mask, which is not
+        supported: leave the rows out."""
+        _no_mask(mask)
         a, b = (to_rows(x) for x in two_views(z_i, z_j, type(self).__name__))
         if self.use_cosine_similarity:
             a, b = (functional.normalize(x, dim=-1, eps=self.eps) for x in (a, b))
@@ -336,13 +387,16 @@ class NTXentLoss(LossModule):
         together = torch.cat(logits)
         first = torch.zeros(len(together), dtype=torch.long, device=a.device)
         return {
-            "loss": functional.cross_entropy(together, first),
+            "loss": functional.cross_entropy(together, first, reduction=self.reduction),
             "accuracy": (together.argmax(1) == 0).to(a.dtype).mean(),
             "positive_similarity": positive.mean(),
             "negative_similarity": torch.full((), -torch.inf, dtype=a.dtype, device=a.device),
         }
 
-    def for_arrays(self, z_i, z_j):
+    def for_arrays(self, z_i, z_j, mask=None):
+        _no_mask(mask)
+        if self.reduction != "mean":
+            raise ValueError(f"reduction={self.reduction!r}: JAX arrays have the mean only; pass tensors")
         a, b = two_views(z_i, z_j, type(self).__name__)
         return regularizers.ntxent(a, b, temperature=self.temperature, use_cosine_similarity=self.use_cosine_similarity)
 

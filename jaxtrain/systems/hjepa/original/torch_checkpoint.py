@@ -65,15 +65,15 @@ class CheckpointManager:
     def should_save(self, epoch: int) -> bool:
         return (epoch + 1) % self.save_frequency == 0
 
-    def is_better_metric(self, metric: float) -> bool:
+    def is_better_metric(self, metric_value: float) -> bool:
         """Return True for a metric strictly better than the best so far."""
-        return metric < self.best_metric if self.mode == "min" else metric > self.best_metric
+        return metric_value < self.best_metric if self.mode == "min" else metric_value > self.best_metric
 
-    def update_best_metric(self, metric: float) -> bool:
-        """Return True if `metric` is the best so far, and remember it."""
-        better = self.is_better_metric(metric)
+    def update_best_metric(self, metric_value: float) -> bool:
+        """Return True if `metric_value` is the best so far, and remember it."""
+        better = self.is_better_metric(metric_value)
         if better:
-            self.best_metric = float(metric)
+            self.best_metric = float(metric_value)
         return better
 
     def save_checkpoint(
@@ -84,8 +84,9 @@ class CheckpointManager:
         scheduler=None,
         scaler=None,
         metrics: dict[str, float] | None = None,
-        is_best: bool = False,
         extra_state: dict | None = None,
+        is_best: bool = False,
+        *,
         config: Mapping | None = None,
     ) -> pathlib.Path:
         """Write a checkpoint and return its path.
@@ -126,12 +127,21 @@ class CheckpointManager:
         self.best_checkpoints = self.best_checkpoints[: self.keep_best_n]
 
     def load_checkpoint(
-        self, checkpoint_path, model=None, optimizer=None, scheduler=None, scaler=None, device=None, strict: bool = True
+        self,
+        checkpoint_path,
+        model=None,
+        optimizer=None,
+        scheduler=None,
+        scaler=None,
+        device="cuda",
+        *,
+        strict: bool = True,
     ) -> dict[str, Any]:
         """Load a checkpoint into the given objects, each with a load_state_dict() (or this system's model).
 
         Returns epoch, metrics, best_metric and the other entries, with arrays as tensors. device: move a torch module
-        there, if torch has it. Raises FileNotFoundError if the file is missing.
+        there; the CPU where torch lacks it; None leaves the module where it is. Raises FileNotFoundError if the file is
+        missing.
         """
         content = read_checkpoint(checkpoint_path)
         state = content.pop("model_state_dict")

@@ -53,13 +53,15 @@ def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenera
 
 
 def load_checkpoint(
-    checkpoint_path, model=None, optimizer=None, scheduler=None, scaler=None, device=None, strict: bool = True
+    filepath, model=None, optimizer=None, device="cuda", *, scheduler=None, scaler=None, strict: bool = True
 ) -> dict[str, Any]:
     """Load a `.pth` of the original (or of CheckpointManager) into torch objects; return its other entries.
 
     Raises FileNotFoundError if the file is missing.
     """
-    path = pathlib.Path(checkpoint_path)
+    path = pathlib.Path(filepath)
     if not path.is_file():  # before the manager makes a folder for it
         raise FileNotFoundError(f"{path}: no such checkpoint")
-    return CheckpointManager(path.parent).load_checkpoint(path, model, optimizer, scheduler, scaler, device, strict)
+    return CheckpointManager(path.parent).load_checkpoint(
+        path, model, optimizer, scheduler, scaler, device, strict=strict
+    )

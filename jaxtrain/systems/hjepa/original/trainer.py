@@ -11,9 +11,9 @@ from tqdm import tqdm
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original import native_run
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
-from jaxtrain.systems.hjepa.original.combined_losses import create_loss_from_config
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS
+from jaxtrain.systems.hjepa.original.loss_registry import create_loss_from_config
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
 from jaxtrain.systems.hjepa.original.progress import EarlyStopping, ProgressTracker

@@ -148,7 +148,10 @@ class TrainerSteps(TrainerParts):
             means.add(numbers)
             self.metrics_logger.accumulate_metrics(numbers)
             if step % self.log_frequency == 0:
-                shown.set_postfix(loss=f"{float(loss.detach()):.4f}", eta=self.progress_tracker.get_eta())
+                shown.set_postfix(
+                    loss=f"{float(loss.detach()):.4f}",
+                    eta=self.progress_tracker.get_eta(epoch, step // self.accumulation_steps),
+                )
             if step % (5 * self.log_frequency) == 0:
                 self._log_step(loss, terms)
         self.metrics_logger.log_accumulated_metrics(self.global_step, "train_epoch/")
@@ -198,14 +201,14 @@ class TrainerSteps(TrainerParts):
             {"lr": self.lr_scheduler(step), "ema_momentum": self.ema_scheduler(step)},
             self.scaler,
             found,
-            is_best,
             extra,
-            self.config,
+            is_best,
+            config=self.config,
         )
 
     def _load_checkpoint(self, path) -> dict[str, Any]:
         """Resume from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
-        found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler)
+        found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler, None)
         self.current_epoch = int(found.get("epoch", -1)) + 1
         self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
         self.engine_folder = found.get("engine_folder")
@@ -236,7 +239,7 @@ class TrainerSteps(TrainerParts):
         parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
         seconds = self.progress_tracker.end_epoch()
         parts += [f"{seconds:.1f} s"] if isinstance(seconds, numbers.Real) else []
-        self._log(", ".join([*parts, f"ETA {self.progress_tracker.get_eta()}"]))
+        self._log(", ".join([*parts, f"ETA {self.progress_tracker.get_eta(epoch + 1, 0)}"]))
 
     @torch.no_grad()
     def _log_visualizations(self, epoch: int) -> None:
@@ -250,9 +253,11 @@ class TrainerSteps(TrainerParts):
         self.model.train(training)
         logger = self.metrics_logger
         logger.log_metrics({"mask_ratio": mask.float().mean()}, self.global_step, "visualizations/")
-        logger.log_prediction_comparison(outputs["predictions"], outputs["targets"], self.global_step)
+        logger.log_prediction_comparison(
+            images, outputs["predictions"], outputs["targets"], mask, self.global_step, SHOWN
+        )
         if outputs.get("target_features") is not None:
-            logger.log_embeddings("embeddings", outputs["target_features"].mean(1), self.global_step)
+            logger.log_embeddings(outputs["target_features"].mean(1), step=self.global_step)
 
     def _online_evaluation(self, epoch: int) -> dict[str, float]:
         """Return the knn_accuracy of `training.online_eval` after this epoch; {} if none is due.
@@ -314,7 +319,7 @@ class TrainerSteps(TrainerParts):
         history: dict[str, Any] = {"train_history": [], "val_history": []}
         for epoch in range(self.current_epoch, self.epochs):
             self.current_epoch = epoch
-            self.progress_tracker.start_epoch(epoch)
+            self.progress_tracker.start_epoch()
             trained = _named(self._train_epoch(epoch))
             history["train_history"].append(trained)
             self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train/")

@@ -51,7 +51,7 @@ def create_dataloader(
     dataset_name: str,
     tokenizer: Any,
     batch_size: int,
-    max_length: int,
+    max_length: int = 8192,
     split: str = "train",
     subset: str | None = None,
     text_field: str | list[str] = "text",

@@ -12,16 +12,15 @@ from jaxtrain.errors import UserError
 class SequenceRouter:
     """Router with one choice from the mean over the whole input."""
 
-    def __init__(self, router, window_size: int = 128):
-        self.router = router
-        self.window_size = window_size
+    def __init__(self, router, top_k: int, window_size: int = 128):
+        self.router, self.top_k, self.window_size = router, top_k, window_size
 
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return indices and weights [batch, k] for hidden [batch, time, width]."""
         return self._choose(hidden.mean(1))
 
     def _choose(self, pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, indices = self.router.router(pooled).softmax(-1).topk(self.router.top_k, -1)
+        weights, indices = self.router.router(pooled).softmax(-1).topk(self.top_k, -1)
         return indices, weights / weights.sum(-1, keepdim=True)
 
 
@@ -43,8 +42,8 @@ class TokenRouter(SequenceRouter):
 class RollingRouter(SequenceRouter):
     """Router with one choice from the mean over the last `window_size` states of all calls since `reset`."""
 
-    def __init__(self, router, window_size: int = 128):
-        super().__init__(router, window_size)
+    def __init__(self, router, top_k: int, window_size: int = 128):
+        super().__init__(router, top_k, window_size)
         self.cache: torch.Tensor | None = None
 
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,8 +58,8 @@ class RollingRouter(SequenceRouter):
 class HybridRouter(RollingRouter):
     """Router that pools the whole prompt first, and a rolling window after `start_generation`."""
 
-    def __init__(self, router, window_size: int = 128):
-        super().__init__(router, window_size)
+    def __init__(self, router, top_k: int, window_size: int = 128):
+        super().__init__(router, top_k, window_size)
         self.generating = False
 
     def start_generation(self, hidden: torch.Tensor) -> None:
@@ -85,9 +84,16 @@ ROUTERS = {
 }
 
 
-def create_inference_router(strategy: str, router, window_size: int = 128):
-    """Return the helper of a strategy. router: a ChapterRouter. Raises UserError for an unknown strategy."""
-    name = strategy.replace("_", "-")
+def create_inference_router(router, strategy: str, top_k: int, window_size: int = 128):
+    """Return the helper of a strategy, which chooses top_k chapters by the logits of `router`, a ChapterRouter.
+
+    Raises UserError, a ValueError, for an unknown strategy, another router, and a top_k that it cannot choose.
+    """
+    if not isinstance(getattr(router, "router", None), torch.nn.Module):
+        raise UserError(f"router: got {type(router).__name__}, wanted a ChapterRouter; the strategy comes second")
+    name = str(strategy).replace("_", "-")
     if name not in ROUTERS:
         raise UserError(f"routing strategy {strategy!r} is unknown, wanted one of {', '.join(ROUTERS)}")
-    return ROUTERS[name](router, window_size)
+    if not 0 < top_k <= router.num_chapters:
+        raise UserError(f"top_k: {top_k}, wanted 1 to num_chapters={router.num_chapters}")
+    return ROUTERS[name](router, top_k, window_size)

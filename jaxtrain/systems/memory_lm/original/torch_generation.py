@@ -18,12 +18,12 @@ def generate(
     top_p: float = 0.9,
     top_k: int = 50,
     do_sample: bool = True,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = "cuda",
 ) -> str:
     """Return the prompt and its continuation, up to the end token or max_new_tokens.
 
-    tokenizer: a transformers tokenizer. device: the model's by default. Raises UserError, a ValueError, for settings
-    out of range.
+    tokenizer: a transformers tokenizer. device: the CPU where torch lacks CUDA; None is the model's. Raises UserError,
+    a ValueError, for settings out of range.
     """
     return generate_batch(
         model, tokenizer, [prompt], max_new_tokens, temperature, top_p, top_k, do_sample, device
@@ -40,7 +40,7 @@ def generate_batch(
     top_p: float = 0.9,
     top_k: int = 50,
     do_sample: bool = True,
-    device: str | torch.device | None = None,
+    device: str | torch.device | None = "cuda",
 ) -> list[str]:
     """Return prompts with their continuations, computed in one batch; ended rows continue with masked padding.
 
@@ -55,6 +55,7 @@ def generate_batch(
     if top_k < 0:
         raise UserError(f"top_k: {top_k}, wanted 0 (all tokens) or more")
     device = next(model.parameters()).device if device is None else torch.device(device)
+    device = torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
     model.to(device)
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     pad = eos if pad is None else pad

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,19 +59,18 @@ class Config:
 class _Model(torch_twin.MemoryModel):
     """Base of both models: the original's call, with losses and key-value cache."""
 
-    make_router, make_attention, make_lora = ChapterRouter.of, MemoryCrossAttention.of, LoRALinear
+    make_router, make_attention, make_lora = ChapterRouter.of, MemoryCrossAttention.of, LoRALinear.from_linear
     follows_cache = False  # True: without position_ids, count positions from the cache; ignore position_offset
 
-    def forward(  # type: ignore[override]
+    def outputs(
         self,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        position_offset: int = 0,
-        position_ids: torch.Tensor | None = None,
-        past_key_values: Sequence | None = None,
-        use_cache: bool = False,
-        **ignored: Any,
+        attention_mask: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        position_offset: int,
+        position_ids: torch.Tensor | None,
+        past_key_values: Sequence | None,
+        use_cache: bool,
     ) -> dict[str, Any]:
         """Return a dict of logits, loss, past_key_values and router_losses.
 
@@ -115,8 +115,33 @@ class _Model(torch_twin.MemoryModel):
         return super().load_state_dict({key: as_tensor(value) for key, value in state_dict.items()}, strict, **options)
 
     def settle(self, config: Config) -> None:
-        self.config = config
+        self.config, self.model_config, self.memory_config = config, config.model, config.memory
+        self.memory_layer_indices, self.memory_bank_assignments = list(self.reading), dict(self.bank_of)
+        self.token_routing_kernel_version = config.memory.token_routing_kernel_version
         self._windows: dict[int, torch.Tensor] = {}
+
+    def get_memory_for_layer(self, layer_idx: int) -> torch.Tensor | None:
+        """Return the vectors [token, width] of a layer's bank; None for a layer that reads no memory."""
+        bank = self.memory_bank_assignments.get(layer_idx)
+        return None if bank is None else self.memory_banks[bank].get_memory()
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute the memory attention in the backward pass; values do not change."""
+        self._checkpoint(True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self._checkpoint(False)
+
+    def _checkpoint(self, on: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, MemoryCrossAttention):
+                module.gradient_checkpointing = on
+
+    def _of_groups(self, *groups: str) -> list[nn.Parameter]:
+        from jaxtrain.systems.memory_lm.param_groups import param_group
+
+        settings = checked(self.config)
+        return [p for name, p in self.named_parameters() if param_group(name, settings) in groups]
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +160,42 @@ class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
         torch_twin.MemoryTransformer.__init__(self, section, memory)
         config.model.max_seq_len = config.model.max_position_embeddings = section.length
         self.settle(config)
+        self.initializer_range, self.tie_embeddings = section.initializer_range, section.tie_embeddings
+        self.self_attn_wo_init_std = section.self_attn_wo_init_std
+        self.mlp_down_proj_init_std = section.mlp_down_proj_init_std
         self._initialise(section)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_offset: int = 0,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Sequence | None = None,
+        use_cache: bool = False,
+        return_dict: bool = True,
+        **ignored: Any,
+    ) -> dict[str, Any]:
+        """Return what `outputs` does. Raises UserError, a ValueError, for return_dict=False."""
+        if not return_dict:
+            raise UserError("return_dict=False: the result is a dict; take its entries by name")
+        places = (position_offset, position_ids)
+        return self.outputs(input_ids, attention_mask, labels, *places, past_key_values, use_cache)
+
+    def get_num_parameters(self, trainable_only: bool = True) -> int:
+        """Return the number of parameters; tied ones count once."""
+        return self.get_num_params(trainable_only)
+
+    def get_memory_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of banks, routers and memory layers."""
+        return self._of_groups("memory", "memory_bank")
+
+    def freeze_non_memory(self) -> None:
+        """Leave only the memory's parameters trainable."""
+        self.requires_grad_(False)
+        for parameter in self.get_memory_parameters():
+            parameter.requires_grad_(True)
 
     def _initialise(self, section: Model) -> None:
         """Initialise Linears and Embeddings from a normal, biases 0; then apply overrides and zero memory outputs."""
@@ -185,6 +245,40 @@ class MemoryAdapter(_Model, torch_twin.MemoryAdapter):
         config.model.num_layers = backbone.num_layers
         self.settle(config)
 
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = False,
+        past_key_values: Sequence | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return what `outputs` does. kwargs: position_ids; position_offset and others are not used, as originally."""
+        position_ids = kwargs.get("position_ids")
+        return self.outputs(input_ids, attention_mask, labels, 0, position_ids, past_key_values, use_cache)
+
+    @property
+    def lora_modules(self) -> dict[str, LoRALinear]:
+        """Return the Linears with LoRA by name."""
+        return {name: inner for name, inner in self.named_modules() if isinstance(inner, LoRALinear)}
+
+    def get_trainable_parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def get_memory_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of routers and memory layers, without the banks."""
+        return self._of_groups("memory")
+
+    def get_memory_bank_parameters(self) -> list[nn.Parameter]:
+        return self._of_groups("memory_bank")
+
+    def get_parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Return the trainable parameters as memory, memory_bank, lora and base_model, without empty ones."""
+        groups = {name: self._of_groups(name) for name in ("memory", "memory_bank", "lora", "base_model")}
+        trained = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
+        return {name: group for name, group in trained.items() if group}
+
 
 def _sections(config: Config) -> tuple[Model, Memory]:
     """Return the validated sections model and memory. Raises UserError that lists every mistake."""
@@ -210,29 +304,48 @@ def as_tensor(value: Any) -> torch.Tensor:
 # --- trained weights ---------------------------------------------------------------------------------------------
 
 
-def merge_adapter_weights(model: _Model) -> dict[str, torch.Tensor]:
+def merge_adapter_weights(
+    adapter_model: _Model, output_path: str | pathlib.Path | None = None
+) -> dict[str, torch.Tensor]:
     """Merge every LoRA into its weight, in place; return the state dict without the LoRA matrices.
 
-    The original keeps the matrices, so loading its result would apply the update twice.
+    output_path: a file to write it to, too. The original keeps the matrices, so loading its result would apply the
+    update twice.
     """
+    model = adapter_model
     for module in model.modules():
         if isinstance(module, torch_backbone.LoRALinear):
             module.merge()
-    return {key: value for key, value in model.state_dict().items() if not key.endswith((".lora_A", ".lora_B"))}
+    state = {key: value for key, value in model.state_dict().items() if not key.endswith((".lora_A", ".lora_B"))}
+    return _written(state, output_path)
 
 
-def extract_memory_weights(model: _Model) -> dict[str, torch.Tensor]:
-    """Return the weights of the memory, including its norms, which the original omits."""
+def _written(state: dict[str, torch.Tensor], path: str | pathlib.Path | None) -> dict[str, torch.Tensor]:
+    if path is not None:
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+    return state
+
+
+def extract_memory_weights(model: _Model, output_path: str | pathlib.Path | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights of the memory, including its norms, which the original omits; write them to output_path."""
     from jaxtrain.systems.memory_lm.param_groups import param_group
 
-    return {k: v for k, v in model.state_dict().items() if param_group(k, None) in ("memory", "memory_bank")}
+    state = {k: v for k, v in model.state_dict().items() if param_group(k, None) in ("memory", "memory_bank")}
+    return _written(state, output_path)
 
 
-def quantize_memory_for_deployment(model: _Model, bits: int = 8) -> _Model:
-    """Replace every bank by its quantised form, in place; multiplies low-rank banks out first. Returns the model."""
+def quantize_memory_for_deployment(
+    model: _Model, bits: int = 8, output_path: str | pathlib.Path | None = None
+) -> _Model:
+    """Replace every bank by its quantised form, in place; multiplies low-rank banks out first. Returns the model.
+
+    output_path: a file for its state dict.
+    """
     for i, bank in enumerate(model.memory_banks):
         if isinstance(bank, ChapteredMemoryBank):
-            bank.base_bank = QuantizedMemoryBank(bank.base_bank.get_memory(), bits)
+            bank.base_bank = QuantizedMemoryBank.of(bank.base_bank.get_memory(), bits)
         else:
-            model.memory_banks[i] = QuantizedMemoryBank(bank.get_memory(), bits)
+            model.memory_banks[i] = QuantizedMemoryBank.of(bank.get_memory(), bits)
+    _written(model.state_dict(), output_path)
     return model

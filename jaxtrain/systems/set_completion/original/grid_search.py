@@ -30,9 +30,9 @@ def grid_search(
     vocab: Mapping[str, int],
     param_grid: Mapping[str, Sequence],
     fixed_params: Mapping[str, Any] | None = None,
+    *,
     pad_token: str = "<PAD>",
     verbose: bool = False,
-    *,
     select_by: str = "validation",
 ) -> GridSearch:
     """Train model_class(**fixed_params, **values) for every combination of param_grid; return the one with the best F1.

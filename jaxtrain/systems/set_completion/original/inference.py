@@ -22,14 +22,15 @@ def build_predict_abilities(
     weapon_vocab: Mapping[str, int],
     pad_token: str = "<PAD>",
     hook: Any = None,
-    device: Any = "cpu",
-    output_type: str = "dict",
+    device: Any = None,
+    output_type: str = "df",
 ) -> Callable[..., Any]:
     """Return a function (model, tokens, weapon_id, bypass=False, no_change=False) -> probabilities of all tokens.
 
     tokens: names; weapon_id: like "weapon_id_40". hook: a SetCompletionHook on the model's output layer; each call sets
-    its mode. output_type: dict (in id order), df (a pandas frame, most likely first) or labels (names with a
-    probability of at least 0.5). Raises UserError for another output_type, and UnknownName, a KeyError too.
+    its mode. device: of the model's inputs, by default the model's own. output_type: dict (in id order), df (a pandas
+    frame, most likely first) or labels (names with a probability of at least 0.5). Raises UserError for another
+    output_type, and UnknownName, a KeyError too.
     """
     if output_type not in OUTPUTS:
         raise UserError(f"output_type: got {output_type!r}, wanted one of {', '.join(OUTPUTS)}")
@@ -47,9 +48,10 @@ def build_predict_abilities(
         if unknown:
             raise UnknownName(f"not in the vocabulary: {', '.join(unknown)}")
         if hook is not None:
-            hook.set_mode(bypass, no_change)
-        ids = torch.tensor([[vocab[name] for name in tokens]], dtype=torch.long, device=device)
-        weapon = torch.tensor([[weapon_vocab[weapon_id]]], device=device)
+            hook.set_mode(bypass=bypass, no_change=no_change)
+        place = next((p.device for p in model.parameters()), None) if device is None else device
+        ids = torch.tensor([[vocab[name] for name in tokens]], dtype=torch.long, device=place)
+        weapon = torch.tensor([[weapon_vocab[weapon_id]]], device=place)
         model.eval()
         logits = model(ids, weapon, key_padding_mask=ids == vocab[pad_token])
         return _as(output_type, dict(zip(names, logits[0].sigmoid().tolist(), strict=True)))

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.set_completion.sae import miracle_distance
-from jaxtrain.systems.set_completion.torch_sae import SparseAutoencoder
+from jaxtrain.systems.set_completion.torch_sae import SAEConfig, SparseAutoencoder
+from jaxtrain.systems.set_completion.vocabulary import PAD
 
 TARGETS = ("masked_mean", "token_ff")
 
@@ -34,11 +34,12 @@ class ActivationHook:
 
 def setup_hook(
     model: Any,
-    layer_index: int = -1,
-    feedforward_module_index: int = -1,
+    layer_index: int | None = None,
+    feedforward_module_index: int | None = None,
+    *,
     target: str = "masked_mean",
 ) -> ActivationHook:
-    """Register and return an ActivationHook.
+    """Register and return an ActivationHook; the last layer and the last module of its feedforward if not numbered.
 
     target: masked_mean records the pooled vector [batch, hidden], the input of output_layer; token_ff the output
     [batch, token, width] of a module of a layer's feedforward, on which `train_sae_model` does not train. Raises
@@ -48,27 +49,27 @@ def setup_hook(
         raise UserError(f"target: got {target!r}, wanted one of {', '.join(TARGETS)}")
     if target == "masked_mean":
         return ActivationHook(model.output_layer, before=True)
-    return ActivationHook(model.transformer_layers[layer_index].feedforward[feedforward_module_index], before=False)
+    layer = model.transformer_layers[-1 if layer_index is None else layer_index]
+    inner = -1 if feedforward_module_index is None else feedforward_module_index
+    return ActivationHook(layer.feedforward[inner], before=False)
 
 
-def padding_of(model: Any, vocab: Mapping[str, int] | None, pad_token: str) -> int:
-    """Return the padding id: the vocabulary's, or the model's without one. Raises UserError if neither has it."""
-    found = vocab.get(pad_token) if vocab else getattr(model, "pad_token_id", None)
-    if found is None:
-        raise UserError(f"the padding is not known: give vocab with {pad_token!r}, or a model with pad_token_id")
-    return found
+def padding_of(vocab: Mapping[str, int]) -> int:
+    """Return the id of <PAD>. Raises UserError if the vocabulary lacks it."""
+    if PAD not in vocab:
+        raise UserError(f"vocab lacks {PAD!r}, which marks padding")
+    return vocab[PAD]
 
 
 class Activations:
-    """Iterate over (hooked activations, logits, batch) of a loader's batches."""
+    """Iterate over (hooked activations, logits, batch) of a loader's batches, whose tensors go to `device`."""
 
-    def __init__(self, model: Any, batches: Iterable, pad: int, hook: ActivationHook):
-        self.model, self.batches, self.pad, self.hook = model, batches, pad, hook
+    def __init__(self, model: Any, batches: Iterable, pad: int, hook: ActivationHook, device: Any):
+        self.model, self.batches, self.pad, self.hook, self.device = model, batches, pad, hook, device
 
     def __iter__(self) -> Iterator[tuple[Any, torch.Tensor, Sequence]]:
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         for batch in self.batches:
-            inputs, weapons = batch[0].to(device), batch[1].to(device)
+            inputs, weapons = batch[0].to(self.device), batch[1].to(self.device)
             self.hook.activation = None
             with torch.no_grad():
                 logits = self.model(inputs, weapons, key_padding_mask=inputs == self.pad)
@@ -108,38 +109,35 @@ class _Sums:
 def evaluate_sae_model(
     primary_model: Any,
     sae_model: SparseAutoencoder,
+    hook: ActivationHook,
     data_loader: Iterable,
-    vocab: Mapping[str, int] | None = None,
-    pad_token: str = "<PAD>",
+    device: Any,
+    sae_config: SAEConfig,
+    vocab: Mapping[str, int],
     description: str = "Validation",
-    dead_neuron_threshold: float = 1e-6,
 ) -> dict[str, float]:
-    """Score the reconstructions of the pooled vectors of a loader's batches (inputs, weapons, ...).
+    """Score the reconstructions of the vectors that `hook` records in a loader's batches (inputs, weapons, ...).
 
+    sae_config: its dead_neuron_threshold and its targets of the miracle distance count.
     Returns <description>_mse_loss, _l1_loss (mean L1 norm of a row's features), _l0_sparsity (share of features above
     the threshold), _feature_magnitude, _miracle_distance, num_eval_batches, num_eval_activations; means are over rows.
     """
-    hook = setup_hook(primary_model)
     sums = _Sums()
-    try:
-        with evaluating(primary_model, sae_model):
-            for x, _, _ in Activations(primary_model, data_loader, padding_of(primary_model, vocab, pad_token), hook):
-                reconstruction, h = sae_model(x)
-                size = h.abs()
-                sums.add(
-                    len(x),
-                    mse_loss=(reconstruction - x).square().mean(),
-                    l1_loss=size.sum(1).mean(),
-                    l0_sparsity=(size > dead_neuron_threshold).float().mean(),
-                    feature_magnitude=size.mean(),
-                )
-                sums.batches += 1
-    finally:
-        hook.remove()
+    with evaluating(primary_model, sae_model):
+        for x, _, _ in Activations(primary_model, data_loader, padding_of(vocab), hook, device):
+            reconstruction, h = sae_model(x)
+            size = h.abs()
+            sums.add(
+                len(x),
+                mse_loss=(reconstruction - x).square().mean(),
+                l1_loss=size.sum(1).mean(),
+                l0_sparsity=(size > sae_config.dead_neuron_threshold).float().mean(),
+                feature_magnitude=size.mean(),
+            )
+            sums.batches += 1
     found = sums.means()
     if found:
-        l0 = found["l0_sparsity"]
-        found["miracle_distance"] = miracle_distance(found["mse_loss"], l0, (1 - l0) * 100)
+        found["miracle_distance"] = sae_config.miracle(found["mse_loss"], found["l0_sparsity"])
     named = {f"{description.lower()}_{name}": value for name, value in found.items()}
     return {**named, "num_eval_batches": sums.batches, "num_eval_activations": sums.rows}
 
@@ -147,37 +145,37 @@ def evaluate_sae_model(
 def evaluate_reconstruction_impact(
     primary_model: Any,
     sae_model: SparseAutoencoder,
+    hook: ActivationHook,
     data_loader: Iterable,
-    vocab: Mapping[str, int] | None = None,
-    pad_token: str = "<PAD>",
+    device: Any,
+    sae_config: SAEConfig,
+    vocab: Mapping[str, int],
+    description: str = "Reconstruction Impact Eval",
 ) -> dict[str, float]:
-    """Compare the model's logits with those from reconstructed pooled vectors.
+    """Compare the model's logits with those from reconstructed pooled vectors, the inputs of its output layer.
 
-    Returns mean squared error, cosine similarity, KL in nats, and cross-entropy and top-1 accuracy against the first id
-    of each target set. Batches: (inputs, weapons, targets, ...).
+    hook: records those vectors. sae_config, description: not used, as the keys have no prefix. Returns mean squared
+    error, cosine similarity, KL in nats, and cross-entropy and top-1 accuracy against the first id of each target set.
+    Batches: (inputs, weapons, targets, ...).
     """
-    pad = padding_of(primary_model, vocab, pad_token)
-    hook = setup_hook(primary_model)
+    pad = padding_of(vocab)
     all_rows, scored = _Sums(), _Sums()
-    try:
-        with evaluating(primary_model, sae_model):
-            for x, logits, batch in Activations(primary_model, data_loader, pad, hook):
-                other = primary_model.output_layer(sae_model(x)[0])
-                log_p, log_q = logits.log_softmax(-1), other.log_softmax(-1)
-                all_rows.add(
-                    len(x),
-                    logit_mse=(logits - other).square().mean(),
-                    logit_cosine_similarity=functional.cosine_similarity(logits, other, dim=-1, eps=1e-8).mean(),
-                    logit_kl_divergence=functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True),
-                )
-                all_rows.batches += 1
-                first = batch[2][:, 0].to(logits.device)
-                known = first != pad
-                if known.any():
-                    first, logits, other = first[known], logits[known], other[known]
-                    scored.add(len(first), **_against(first, logits, other))
-    finally:
-        hook.remove()
+    with evaluating(primary_model, sae_model):
+        for x, logits, batch in Activations(primary_model, data_loader, pad, hook, device):
+            other = primary_model.output_layer(sae_model(x)[0])
+            log_p, log_q = logits.log_softmax(-1), other.log_softmax(-1)
+            all_rows.add(
+                len(x),
+                logit_mse=(logits - other).square().mean(),
+                logit_cosine_similarity=functional.cosine_similarity(logits, other, dim=-1, eps=1e-8).mean(),
+                logit_kl_divergence=functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True),
+            )
+            all_rows.batches += 1
+            first = batch[2][:, 0].to(logits.device)
+            known = first != pad
+            if known.any():
+                first, logits, other = first[known], logits[known], other[known]
+                scored.add(len(first), **_against(first, logits, other))
     found = {**all_rows.means(), **scored.means()}
     counts = {"num_eval_batches": all_rows.batches, "num_eval_samples": all_rows.rows}
     found |= {**counts, "num_valid_loss_acc_samples": scored.rows}

@@ -18,9 +18,8 @@ from jaxtrain.systems.set_completion.original.sae_evaluation import (
     evaluate_reconstruction_impact,
     evaluate_sae_model,
     padding_of,
-    setup_hook,
 )
-from jaxtrain.systems.set_completion.sae import ROWS_PER_DEAD_FEATURE, miracle_distance, original_total_steps
+from jaxtrain.systems.set_completion.sae import ROWS_PER_DEAD_FEATURE
 from jaxtrain.systems.set_completion.torch_buffer import ActivationBuffer
 from jaxtrain.systems.set_completion.torch_sae import SAEConfig, SparseAutoencoder
 
@@ -58,72 +57,74 @@ class Coefficients:
 def train_sae_model(
     primary_model: nn.Module,
     sae_model: SparseAutoencoder,
-    sae_config: SAEConfig | None,
-    train_dl: Any,
-    val_dl: Any = None,
-    vocab: Mapping[str, int] | None = None,
-    pad_token: str = "<PAD>",
-    *,
-    hook: ActivationHook | None = None,
-    num_epochs: int = 10,
-    lr: float = 1e-5,
-    buffer_size: int = 100_000,
-    sae_batch_size: int = 1024,
-    steps_before_train: int = 50_000,
-    sae_train_steps: int = 4,
-    gradient_clip_val: float | None = 1.0,
-    resample_steps: Sequence[int] = (7000, 14000, 28000),
-    resample_weight: float = 0.2,
-    resample_bias: float = 0.0,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    hook: ActivationHook,
+    sae_config: SAEConfig,
+    data_loader: Iterable,
+    val_loader: Iterable | None,
+    vocab: Mapping[str, int],
+    device: Any,
+    num_epochs: int,
+    activation_buffer_size: int,
+    sae_batch_size: int,
+    steps_before_sae_train: int,
+    sae_train_steps_per_primary_step: int,
+    resample_steps: Sequence[int],
+    resample_weight: float,
+    resample_bias: float,
     kl_warmup_steps: int = 6000,
     kl_period_steps: int = 60_000,
     kl_floor: float = 0.05,
     l1_warmup_steps: int = 6000,
     l1_start: float = 0.0,
+    log_interval: int = 500,
+    gradient_clip_val: float | None = 1.0,
+    verbose: bool = True,
+    wandb_run: Any = None,
+    *,
     exact_fill_bug: bool = False,
 ) -> tuple[list[dict[str, Any]], SparseAutoencoder]:
-    """Train sae_model on the pooled vectors of primary_model, which does not change; return (history, sae_model).
+    """Train sae_model on what `hook` records in primary_model, which does not change; return (history, sae_model).
 
-    train_dl: batches (inputs, weapons, ...). val_dl: batches that include targets, evaluated after every epoch.
-    sae_config: base values of the coefficients and the threshold of a dead feature; by default the autoencoder's. hook:
-    a result of `setup_hook`; by default that of the pooled vectors. steps_before_train: rows in the buffer before the
-    first update; then every batch makes sae_train_steps updates, with a cosine learning rate down to a tenth.
-    resample_steps: updates after which dead features are reinitialised. exact_fill_bug: see ActivationBuffer. history:
-    a dict per update, then per epoch the entries is_validation_standard, is_validation_impact and is_epoch_summary.
+    optimizer, scheduler: torch's, over sae_model; the scheduler steps after each update, None keeps the rate. hook: a
+    result of `setup_hook`. sae_config: base values of the coefficients and the threshold of a dead feature.
+    data_loader: batches (inputs, weapons, ...). val_loader: batches that include targets, evaluated after every epoch,
+    or None. steps_before_sae_train: rows in the buffer before the first update; then every batch makes
+    sae_train_steps_per_primary_step updates. resample_steps: updates after which dead features are reinitialised.
+    log_interval: updates between entries for wandb_run, and between printed lines if verbose. exact_fill_bug: see
+    ActivationBuffer. history: a dict per update, then per epoch the entries is_validation_standard,
+    is_validation_impact and is_epoch_summary.
     """
-    run = _Run(sae_model, sae_config, lr, gradient_clip_val, resample_steps, resample_weight, resample_bias)
-    base = run.config
+    run = _Run(sae_model, sae_config, optimizer, scheduler, gradient_clip_val)
+    run.resample_steps, run.weight, run.bias = frozenset(resample_steps), resample_weight, resample_bias
+    run.log_interval, run.verbose, run.wandb_run = log_interval, verbose, wandb_run
+    base = sae_config
     coefficients = Coefficients(
         base.l1_coefficient, l1_start, l1_warmup_steps, base.usage_coeff, kl_floor, kl_warmup_steps, kl_period_steps
     )
-    pad = padding_of(primary_model, vocab, pad_token)
-    device: Any = sae_model.decoder_bias.device
-    buffer = ActivationBuffer(buffer_size, sae_model.input_dim, device, exact_fill_bug)
-    own, training = setup_hook(primary_model) if hook is None else hook, primary_model.training
+    pad = padding_of(vocab)
+    buffer = ActivationBuffer(activation_buffer_size, sae_model.input_dim, device, exact_fill_bug=exact_fill_bug)
+    training = primary_model.training
     primary_model.eval()
     sae_model.train()
     global_step = 0
     try:
         for epoch in range(1, num_epochs + 1):
-            for x, _, batch in Activations(primary_model, train_dl, pad, own):
+            for x, _, _ in Activations(primary_model, data_loader, pad, hook, device):
                 global_step += 1
-                if run.scheduler is None:
-                    rows = getattr(train_dl, "batch_size", None) or len(batch[0])
-                    counts = (num_epochs, len(train_dl), rows, steps_before_train, sae_train_steps)
-                    run.plan(original_total_steps(*counts))
                 if x is None or x.ndim != 2 or x.shape[1] != sae_model.input_dim:
                     continue
                 buffer.add(x)
-                if len(buffer) < steps_before_train:
+                if len(buffer) < steps_before_sae_train:
                     continue
-                for rows in _drawn(buffer, sae_batch_size, sae_train_steps):
+                for rows in _drawn(buffer, sae_batch_size, sae_train_steps_per_primary_step):
                     run.step(rows, coefficients, buffer, {"epoch": epoch, "global_step": global_step})
             place = {"epoch": epoch, "sae_step": run.steps, "global_step": global_step}
-            run.history += _judged(primary_model, sae_model, val_dl, vocab, pad_token, base, place)
+            for entry in _judged(primary_model, sae_model, hook, val_loader, device, base, vocab, place):
+                run.record(entry)
     finally:
         primary_model.train(training)
-        if hook is None:
-            own.remove()
     return run.history, sae_model
 
 
@@ -142,38 +143,49 @@ def _drawn(buffer: ActivationBuffer, batch_size: int, count: int) -> Iterable[to
 class _Run:
     """Training state: the autoencoder, its optimizer and schedule, and the history."""
 
-    def __init__(self, sae, config, lr, clip, resample_steps, resample_weight, resample_bias):
-        names = [field.name for field in dataclasses.fields(SAEConfig)]
-        self.sae, self.lr, self.clip = sae, lr, clip
-        self.config = config or SAEConfig(**{name: getattr(sae, name) for name in names})
-        self.resample_steps, self.weight, self.bias = frozenset(resample_steps), resample_weight, resample_bias
-        self.optimizer = torch.optim.AdamW(sae.parameters(), lr=lr)
-        self.scheduler: Any = None  # set by plan()
+    resample_steps: frozenset[int]
+    weight: float
+    bias: float
+    log_interval: int
+    verbose: bool
+    wandb_run: Any
+
+    def __init__(self, sae: SparseAutoencoder, config: SAEConfig, optimizer: Any, scheduler: Any, clip: float | None):
+        self.sae, self.config, self.optimizer, self.scheduler, self.clip = sae, config, optimizer, scheduler, clip
         self.steps = 0
         self.history: list[dict[str, Any]] = []
 
-    def plan(self, total_steps: int) -> None:
-        make = torch.optim.lr_scheduler.CosineAnnealingLR
-        self.scheduler = make(self.optimizer, T_max=max(1, total_steps), eta_min=0.1 * self.lr)
+    def record(self, entry: dict[str, Any]) -> None:
+        """Append an entry to the history, and pass those of epochs and of every log_interval updates on."""
+        self.history.append(entry)
+        if "total" in entry and self.steps % self.log_interval:
+            return
+        if self.wandb_run is not None:
+            self.wandb_run.log(entry)
+        if self.verbose:
+            shown = {name: f"{value:.4g}" for name, value in entry.items() if isinstance(value, float)}
+            print(f"sae step {self.steps}: " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
     def step(self, rows: torch.Tensor, coefficients: Coefficients, buffer: ActivationBuffer, place: dict) -> None:
         """Make one update on rows [row, width], resample dead features if due, and append to the history."""
         usage, l1 = coefficients.usage(self.steps), coefficients.l1(self.steps)
-        self.sae.usage_coeff, self.sae.l1_coefficient = usage, l1
+        self.sae.set_kl_coeff(usage)
+        self.sae.set_l1_coeff(l1)
         found = self.sae.training_step(rows, self.optimizer, self.clip)
         self.steps += 1
-        self.scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         with torch.no_grad():
             l0 = float((self.sae(rows)[1].abs() > self.config.dead_neuron_threshold).float().mean())
-        entry = {**found, "sparsity_l0": l0, "miracle_distance": miracle_distance(found["mse"], l0, (1 - l0) * 100)}
+        entry = {**found, "sparsity_l0": l0, "miracle_distance": self.config.miracle(found["mse"], l0)}
         entry |= {"sae_step": self.steps, "kl_coeff_target": usage, "kl_coeff_actual": self.sae.usage_coeff}
         entry |= {"l1_coeff_target": l1, "l1_coeff_actual": self.sae.l1_coefficient, **place}
-        entry |= {"lr": self.scheduler.get_last_lr()[0], "buffer_fill": len(buffer) / buffer.size}
+        entry |= {"lr": self.optimizer.param_groups[0]["lr"], "buffer_fill": len(buffer) / buffer.size}
         if self.steps in self.resample_steps:
             stored: Any = buffer.buffer
             count = self.resample(stored[: len(buffer)])
             entry |= {"resampled_neurons": count, "is_resample_step": True}
-        self.history.append(entry)
+        self.record(entry)
 
     @torch.no_grad()
     def resample(self, rows: torch.Tensor) -> int:
@@ -199,13 +211,13 @@ class _Run:
         return len(dead)
 
 
-def _judged(primary, sae, val_dl, vocab, pad_token, config: SAEConfig, place: dict) -> list[dict[str, Any]]:
+def _judged(primary, sae, hook, val_loader, device, config: SAEConfig, vocab, place: dict) -> list[dict[str, Any]]:
     """Return the history's entries after an epoch: validation scores and usage summary."""
     found = []
     distance = {}
-    if val_dl is not None:
-        standard = evaluate_sae_model(primary, sae, val_dl, vocab, pad_token, "val", config.dead_neuron_threshold)
-        impact = evaluate_reconstruction_impact(primary, sae, val_dl, vocab, pad_token)
+    if val_loader is not None:
+        given = (primary, sae, hook, val_loader, device, config, vocab)
+        standard, impact = evaluate_sae_model(*given, description="val"), evaluate_reconstruction_impact(*given)
         found = [{**standard, **place, "is_validation_standard": True}]
         found.append({**impact, **place, "is_validation_impact": True})
         distance = {"miracle_distance": standard["val_miracle_distance"]} if "val_miracle_distance" in standard else {}

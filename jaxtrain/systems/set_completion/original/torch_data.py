@@ -17,14 +17,29 @@ class SetDataset(masking.SetDataset, Dataset):
 
     def __init__(self, df, vocab_size=None, num_instances_per_set=5, skew_factor=1.2, null_token: int | None = None):
         super().__init__(df, vocab_size, num_instances_per_set, skew_factor, null_token)
-        self.df, self.num_instances_per_set = df, num_instances_per_set
+        self.df, self.raw_num_instances_per_set = df, num_instances_per_set
+        self.uses_null_token = null_token is not None
+        self.ability_tags = [row["ability_tags"] for row in self.rows]
+        self.weapon_ids = [row["weapon_id"] for row in self.rows]
+        self.distribution_cache: dict[int, np.ndarray] = {}
+
+    @property
+    def num_instances_per_set(self) -> int:
+        """Return the number of items per row, with that of the null token."""
+        return self.instances
+
+    def weighted_random_removals(self, max_removals: int) -> int:
+        """Draw how many tokens to hide, 1 .. max_removals, from numpy's global generator."""
+        if max_removals not in self.distribution_cache:
+            self.distribution_cache[max_removals] = masking.removal_probabilities(max_removals, self.skew_factor)
+        return int(np.random.choice(np.arange(1, max_removals + 1), p=self.distribution_cache[max_removals]))
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         visible, weapon, whole = map(torch.from_numpy, super().__getitem__(index))
         return visible, weapon, whole
 
 
-def create_collate_fn(pad_token_id: int):
+def create_collate_fn(PAD_ID: int):
     """Return a collate function for SetDataset's items.
 
     It returns (inputs, weapons, targets, attention_mask), padded on the right; the mask is True for real tokens.
@@ -32,7 +47,7 @@ def create_collate_fn(pad_token_id: int):
 
     def collate(items):
         inputs, weapons, targets = zip(*(tuple(map(torch.as_tensor, item)) for item in items), strict=True)
-        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
+        pad = lambda rows: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD_ID)
         inputs = pad(inputs)
         lengths = torch.tensor([len(item[0]) for item in items])[:, None]
         return inputs, torch.stack(weapons).reshape(-1, 1), pad(targets), torch.arange(inputs.shape[1]) < lengths
@@ -56,31 +71,32 @@ def generate_tokenized_datasets(
 
 
 def generate_dataloaders(
-    train_df,
-    val_df,
-    test_df,
+    train_set,
+    validation_set,
+    test_set,
     vocab_size: int,
     pad_token_id: int,
     num_instances_per_set: int = 5,
     skew_factor: float = 1.2,
-    null_token: int | None = None,
-    shuffle_train: bool = True,
-    drop_last: bool = True,
+    null_token_id: int | None = None,
     distributed: bool = False,
-    **options: Any,
+    shuffle_train: bool = True,
+    *,
+    drop_last: bool = True,
+    **kwargs: Any,
 ) -> tuple[DataLoader, DataLoader, DataLoader]:
     """Return DataLoaders of SetDatasets over three frames; only the training rows are shuffled.
 
-    options: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: applies to the
+    kwargs: of torch's DataLoader (batch_size 32, num_workers 0, ...); `shuffle` is not used. drop_last: applies to the
     training loader only. The original drops the last incomplete batch of validation and test too, so those rows never
     count. distributed: use a DistributedSampler over JAX's processes; `train_model` sets its epoch.
     """
-    options = {"batch_size": 32, "num_workers": 0, **options}
+    options = {"batch_size": 32, "num_workers": 0, **kwargs}
     options.pop("shuffle", None)
     collate = create_collate_fn(pad_token_id)
     loaders = []
-    for number, df in enumerate((train_df, val_df, test_df)):
-        dataset = SetDataset(df, vocab_size, num_instances_per_set, skew_factor, null_token)
+    for number, df in enumerate((train_set, validation_set, test_set)):
+        dataset = SetDataset(df, vocab_size, num_instances_per_set, skew_factor, null_token_id)
         first = number == 0
         shuffle = first and shuffle_train and len(dataset) > 0
         order = {"sampler": _share(dataset, shuffle)} if distributed else {"shuffle": shuffle}

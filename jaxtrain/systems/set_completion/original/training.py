@@ -17,6 +17,7 @@ from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.set_completion.original.early_stopping import EarlyStopping
 from jaxtrain.systems.set_completion.torch_model import SetCompletionModel
+from jaxtrain.systems.set_completion.vocabulary import PAD
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering.recording.ready import is_mock
 
@@ -30,9 +31,9 @@ class EmptyLoader(UserError, ZeroDivisionError):
     """Raised for an epoch without batches, where the original raises ZeroDivisionError."""
 
 
-def convert_ddp_state(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def convert_ddp_state(state_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Strip one leading `module.` from every key, keeping the order."""
-    return OrderedDict((key.removeprefix("module."), value) for key, value in state.items())
+    return OrderedDict((key.removeprefix("module."), value) for key, value in state_dict.items())
 
 
 @dataclasses.dataclass
@@ -54,15 +55,23 @@ class TrainingConfig:
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def create_multi_hot_targets(targets: torch.Tensor | Sequence, vocab: Mapping[str, int], pad_token: str = "<PAD>"):
-    """Return float [batch, len(vocab)] with 1 for each id of the row; padding is ignored."""
-    pad = vocab.get(pad_token)
+def create_multi_hot_targets(
+    batch_targets: torch.Tensor | Sequence, vocab: Mapping[str, int], device: Any, pad_token: str = PAD
+) -> torch.Tensor:
+    """Return float [batch, len(vocab)] on `device`, with 1 for each id of the row; padding is ignored.
+
+    Raises ValueError if the vocabulary lacks pad_token.
+    """
+    if pad_token not in vocab:
+        raise ValueError(f"pad_token: the vocabulary lacks {pad_token!r}, so padding would count as a target")
+    pad, targets = vocab[pad_token], batch_targets
     if not isinstance(targets, torch.Tensor):
         rows = [torch.as_tensor(row, dtype=torch.long) for row in targets]
-        targets = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1 if pad is None else pad)
-    kept = (targets >= 0) & (targets != (-1 if pad is None else pad))
-    found = torch.zeros(len(targets), len(vocab), device=targets.device)
-    return found.scatter_add_(1, targets.clamp(min=0), kept.float()).clamp_(max=1)
+        targets = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    targets = targets.to(device)
+    known = (targets >= 0) & (targets != pad)
+    hot = torch.zeros(len(targets), len(vocab), device=targets.device)
+    return hot.scatter_add_(1, targets.clamp(min=0), known.float()).clamp_(max=1)
 
 
 def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: bool) -> dict[str, torch.Tensor]:
@@ -75,7 +84,11 @@ def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: 
     pad = vocab[pad_token]
     hidden = inputs == pad
     shown = ~hidden.all(1)
-    rows = {"inputs": inputs, "weapons": weapons, "targets": create_multi_hot_targets(targets, vocab, pad_token)}
+    rows = {
+        "inputs": inputs,
+        "weapons": weapons,
+        "targets": create_multi_hot_targets(targets, vocab, inputs.device, pad_token),
+    }
     if not bool(shown.all()):
         rows = {name: value[shown] for name, value in rows.items()}
     if padded:
@@ -184,8 +197,8 @@ def train_epoch(
     criterion,
     config: TrainingConfig,
     vocab: Mapping[str, int],
-    pad_token: str = "<PAD>",
-    verbose: bool = False,
+    pad_token: str = PAD,
+    verbose: bool = True,
     scaler: Any = None,
     metric_update_interval: int = 1,
     ddp: bool = False,
@@ -232,22 +245,29 @@ def validate(
     criterion,
     config: TrainingConfig,
     vocab: Mapping[str, int],
-    pad_token: str = "<PAD>",
-    verbose: bool = False,
+    pad_token: str = PAD,
+    verbose: bool = True,
+    metric_update_interval: int = 1,
     ddp: bool = False,
 ) -> dict[str, float]:
-    """Return loss, f1, precision, recall and hamming over all batches; leaves the model in eval mode, as originally."""
+    """Return loss, f1, precision, recall and hamming; leaves the model in eval mode, as originally.
+
+    metric_update_interval: every so many batches, and at the last one, a batch counts in the metrics; all count in the
+    loss.
+    """
     model.eval()
     step = None if hooked(model) else last_step(model)  # its weights are already in the model
     padded = step.padded if step is not None else False
     sums = Sums()
-    for given in _shown(val_dl, verbose, "Validation"):
+    last = len(val_dl) if hasattr(val_dl, "__len__") else math.inf
+    for number, given in enumerate(_shown(val_dl, verbose, "Validation"), 1):
         batch = batch_of(given, vocab, pad_token, padded)
         if not len(batch["inputs"]):
             continue
         logits = _logits_in_torch(model, batch) if step is None else step.logits(batch)
         targets = batch["targets"].to(logits.device)
-        sums.add(criterion(logits, targets), counts_of(logits, targets), targets.numel())
+        counted = number % metric_update_interval == 0 or number == last
+        sums.add(criterion(logits, targets), counts_of(logits, targets) if counted else None, targets.numel())
     return sums.metrics()
 
 
@@ -256,8 +276,9 @@ def test_model(
     test_dl: Iterable,
     config: TrainingConfig,
     vocab: Mapping[str, int],
-    pad_token: str = "<PAD>",  # noqa: PT028 no test
-    verbose: bool = False,  # noqa: PT028
+    pad_token: str = PAD,  # noqa: PT028 no test
+    verbose: bool = True,  # noqa: PT028
+    ddp: bool = False,  # noqa: PT028
 ) -> dict[str, float]:
     """Return the metrics of the test split, with the loss of `train_model`."""
     return validate(model, test_dl, torch.nn.BCEWithLogitsLoss(), config, vocab, pad_token, verbose)
@@ -272,8 +293,8 @@ def train_model(
     val_dl: Iterable,
     config: TrainingConfig,
     vocab: Mapping[str, int],
-    pad_token: str = "<PAD>",
-    verbose: bool = False,
+    pad_token: str = PAD,
+    verbose: bool = True,
     scaler: Any = None,
     metric_update_interval: int = 1,
     ddp: bool = False,
@@ -311,7 +332,7 @@ def train_model(
             global_step=global_step,
             step_callback=step_callback,
         )
-        validated = validate(model, val_dl, criterion, *shared, ddp)
+        validated = validate(model, val_dl, criterion, *shared, metric_update_interval, ddp)
         for split, metrics in (("train", trained), ("val", validated)):
             for name in METRICS:
                 history[split][name].append(metrics[name])

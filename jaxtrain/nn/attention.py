@@ -37,7 +37,8 @@ def attention(
         return fused_attention.fused(q, k, v, **visibility, scale=scale)
     if bias is None and rngs is not None and dropped and fused_attention.takes_dropout(q, k, v, mask, causal, window):
         kept = 1 - traced_hparams.current(dropout_rate)
-        return fused_attention.dropped(q, k, v, rngs(), kept, lengths=lengths, causal=causal, scale=scale)
+        options = {"mask": mask, "lengths": lengths, "causal": causal, "scale": scale}
+        return fused_attention.dropped(q, k, v, rngs(), kept, **options)
     fused_attention.chosen["formula"] += 1
     return formula(q, k, v, **visibility, bias=bias, scale=scale, dropout_rate=dropout_rate, rngs=rngs)
 

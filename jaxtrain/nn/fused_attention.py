@@ -2,7 +2,7 @@
 
 cuDNN's kernel computes attention without dropout; under `deterministic: true` XLA uses its deterministic backward pass
 (openxla/xla#14125). `dropped_attention` computes attention with dropout and, if cuDNN's kernel fails, attention without
-mask and window. Each kernel is tested against the plain formula once per process.
+bias and window. Each kernel is tested against the plain formula once per process.
 """
 
 import collections
@@ -74,19 +74,20 @@ def _fits(q, k, v, mask, causal, window) -> bool:
 
 def _tiled(q, k, v, mask, causal, window) -> bool:
     """Return True if `dropped_attention` can compute this attention here."""
-    plain = mask is None and window is None
-    return plain and _fits(q, k, v, None, causal, None) and dropped_attention.takes(q) and _drops()
+    boolean = mask is None or mask.dtype == jnp.bool_
+    return boolean and window is None and _fits(q, k, v, mask, causal, None) and dropped_attention.takes(q) and _drops()
 
 
 def takes_dropout(q, k, v, mask=None, causal=False, window=None) -> bool:
-    """Return True if `dropped` can compute this attention here: the conditions of `takes`, and no mask or window."""
+    """Return True if `dropped` can compute this attention here: the conditions of `takes`, no bias and no window."""
     return _tiled(q, k, v, mask, causal, window)
 
 
-def dropped(q, k, v, key, kept, *, lengths=None, causal=False, scale=None):
+def dropped(q, k, v, key, kept, *, mask=None, lengths=None, causal=False, scale=None):
     """Run `dropped_attention.attention`."""
     chosen["Triton, with dropout"] += 1
-    return dropped_attention.attention(q, k, v, key, kept, lengths=lengths, causal=causal, scale=scale)
+    options = {"mask": mask, "lengths": lengths, "causal": causal, "scale": scale}
+    return dropped_attention.attention(q, k, v, key, kept, **options)
 
 
 def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=None, scale=None):
@@ -97,7 +98,7 @@ def fused(q, k, v, *, mask=None, bias=None, causal=False, lengths=None, window=N
     """
     if not is_available():
         chosen["Triton"] += 1
-        return dropped_attention.attention(q, k, v, lengths=lengths, causal=causal, scale=scale)
+        return dropped_attention.attention(q, k, v, mask=mask, lengths=lengths, causal=causal, scale=scale)
     chosen["cuDNN"] += 1
     return fused_by_cudnn(q, k, v, mask=mask, bias=bias, causal=causal, lengths=lengths, window=window, scale=scale)
 
@@ -179,9 +180,8 @@ def _drops_here() -> bool:
         key = None if rngs is None else rngs()
         return dropped_attention.attention(q, k, v, key, 1 - dropout_rate, **given)
 
-    plain = [(tokens, given) for tokens, given in _TRIALS if "mask" not in given]
     of_formula = {"dropout_rate": 0.25, "rngs": lambda: jax.random.key(7)}
-    cases = [*plain, *((tokens, given | of_formula) for tokens, given in plain)]
+    cases = [*_TRIALS, *((tokens, given | of_formula) for tokens, given in _TRIALS)]
     return tried("the Triton kernel", lambda: difference(kernel, cases))
 
 

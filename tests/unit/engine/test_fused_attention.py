@@ -38,6 +38,14 @@ def inputs(keys=TOKENS, queries=None, kv_heads=HEADS, width=WIDTH, dtype=jnp.bfl
     return draw(queries or keys, HEADS), draw(keys, kv_heads), draw(keys, kv_heads)
 
 
+def masks(*shape):
+    """A random mask that hides two thirds, and everything from one query if it has queries."""
+    mask = np.random.default_rng(3).random(shape) < 1 / 3
+    if shape[2] > 1:
+        mask[:, :, 5] = False
+    return mask
+
+
 def padding():
     """The second sample's last 20 keys are padding."""
     return np.arange(TOKENS)[None, None, None] < np.asarray([TOKENS, TOKENS - 20])[:, None, None, None]
@@ -101,9 +109,9 @@ def test_a_query_before_the_first_token_of_a_left_padded_text_gives_zero(calls):
         ({"width": 12}, {}),
         ({"queries": 128}, {"causal": True}),
         ({}, {"bias": np.zeros((1, HEADS, TOKENS, TOKENS))}),
-        ({}, {"dropout_rate": 0.1, "mask": padding()}),
+        ({}, {"dropout_rate": 0.1, "bias": np.zeros((1, HEADS, TOKENS, TOKENS))}),
     ],
-    ids=["float32", "few_tokens", "width_12", "other_lengths_causal", "bias", "dropout_under_a_mask"],
+    ids=["float32", "few_tokens", "width_12", "other_lengths_causal", "bias", "dropout_with_a_bias"],
 )
 def test_what_the_kernel_does_not_do_is_left_to_the_formula(calls, arrays, options):
     nn.attention(*inputs(**arrays), **options, rngs=nn.Rngs(jax.random.key(0)))
@@ -129,7 +137,6 @@ def test_every_layers_backward_call_says_that_it_is_deterministic(wanted):
     assert text.count("force_deterministic") == (3 if wanted else 0)
 
 
-PLAIN = [(tokens, given) for tokens, given in fused_attention._TRIALS if "mask" not in given]
 INTERPRETED = functools.partial(dropped_attention.attention, interpret=True)
 
 
@@ -140,7 +147,7 @@ def test_a_trial_finds_bfloat16_attention_within_its_tolerance():
 
 def test_a_trial_finds_a_kernel_that_is_wrong():
     wrong = lambda q, k, v, **options: formula(q, k, v, **options) * 1.05
-    assert fused_attention.difference(wrong, PLAIN) > fused_attention.TRIAL_TOLERANCE
+    assert fused_attention.difference(wrong, fused_attention._TRIALS) > fused_attention.TRIAL_TOLERANCE
 
 
 def test_a_trial_runs_kernels_while_a_program_is_traced():
@@ -148,7 +155,7 @@ def test_a_trial_runs_kernels_while_a_program_is_traced():
 
     @jax.jit
     def program(x):
-        found.append(fused_attention._apart(lambda: fused_attention.difference(INTERPRETED, PLAIN)))
+        found.append(fused_attention._apart(lambda: fused_attention.difference(INTERPRETED, fused_attention._TRIALS)))
         return x
 
     program(1.0)
@@ -168,7 +175,11 @@ def test_a_kernel_whose_trial_raises_is_left_out_with_its_reason(monkeypatch, ca
     assert f"{type(error).__name__}: {error}" in caplog.text
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"lengths": LENGTHS}], ids=["plain", "causal", "lengths"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"lengths": LENGTHS}, {"mask": padding()}],
+    ids=["plain", "causal", "lengths", "mask"],
+)
 def test_where_cudnn_fails_the_triton_kernel_computes_attention(monkeypatch, options):
     monkeypatch.setattr(fused_attention, "is_available", lambda: False)
     monkeypatch.setattr(fused_attention, "_drops", lambda: True)
@@ -179,7 +190,7 @@ def test_where_cudnn_fails_the_triton_kernel_computes_attention(monkeypatch, opt
     assert fused_attention.chosen == {"Triton": 1}
     plain = formula(*(x.astype(jnp.float32) for x in (q, k, v)), **options)
     assert np.linalg.norm(np.asarray(ours, np.float32) - plain) < 1e-2 * np.linalg.norm(plain)
-    nn.attention(q, k, v, mask=padding())
+    nn.attention(q, k, v, bias=np.zeros((1, 1, TOKENS, TOKENS), np.float32))
     assert fused_attention.chosen == {"Triton": 1, "formula": 1}
 
 
@@ -193,11 +204,22 @@ def test_heads_wider_than_128_need_a_hopper():
 
 @pytest.mark.parametrize(
     ("tokens", "options"),
-    [(64, {}), (70, {"causal": True}), (70, {"lengths": jnp.asarray([70, 0])})],
-    ids=["plain", "odd_causal", "lengths"],
+    [
+        (64, {}),
+        (70, {"causal": True}),
+        (70, {"lengths": jnp.asarray([70, 0])}),
+        (64, {"mask": padding()}),
+        (150, {"mask": masks(BATCH, 1, 1, 150)}),
+        (70, {"mask": masks(1, 1, 70, 70), "causal": True}),
+        (130, {"mask": masks(BATCH, HEADS, 130, 130)}),
+        (70, {"mask": masks(1, HEADS, 70, 1)}),
+        (70, {"mask": masks(BATCH, 1, 70, 70), "lengths": jnp.asarray([70, 33])}),
+    ],
+    ids=["plain", "odd_causal", "lengths", "padding", "keys", "causal_mask", "whole_mask", "queries", "mask_and_lengths"],
 )
 def test_the_kernel_with_dropout_drops_what_the_formula_drops(tokens, options):
-    """Results and gradients, in float32: a single weight dropped elsewhere would show."""
+    """Results and gradients, in float32: a single weight dropped elsewhere would show. A query that may attend to
+    nothing gives 0 in the kernel and NaN in the formula."""
     q, k, v = inputs(tokens, kv_heads=2, dtype=jnp.float32)
     key, rate = jax.random.key(5), 0.3
     grad = jnp.cos(jnp.arange(q.size, dtype=jnp.float32)).reshape(q.shape)
@@ -206,7 +228,18 @@ def test_the_kernel_with_dropout_drops_what_the_formula_drops(tokens, options):
         return dropped_attention.attention(q, k, v, key, 1 - rate, **options, interpret=True)
 
     def plain(q, k, v):
-        return formula(q, k, v, **options, dropout_rate=rate, rngs=lambda: key)
+        mask, lengths = options.get("mask"), options.get("lengths")
+        if mask is not None and lengths is not None:  # the formula takes one of them
+            mask = mask & (np.arange(tokens) < np.asarray(lengths)[:, None])[:, None, None]
+            lengths = None
+        given = {"lengths": lengths, "causal": options.get("causal", False)}
+        if mask is None:
+            return formula(q, k, v, **given, dropout_rate=rate, rngs=lambda: key)
+        below = np.tri(tokens, dtype=bool) if given["causal"] else True
+        seen = (mask & np.ones((tokens, tokens), bool) & below).any(-1).swapaxes(1, 2)[..., None]
+        blind = ~seen.swapaxes(1, 2)  # they may attend to all, and their result is left out
+        y = formula(q, k, v, **given, mask=mask | blind, dropout_rate=rate, rngs=lambda: key)
+        return jnp.where(seen, y, 0)
 
     for ours, theirs in zip(*(_results(each, grad, q, k, v) for each in (kernel, plain)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)

@@ -27,7 +27,8 @@ def scaled_dot_product_attention(
             y = fused_attention.fused(*tokens_first, **{kind: attn_mask}, causal=is_causal, scale=scale)
             return jnp.swapaxes(y, 1, 2)
         if dropout_p and fused_attention.takes_dropout(*tokens_first, attn_mask, is_causal):
-            y = fused_attention.dropped(*tokens_first, call.key(), 1 - dropout_p, causal=is_causal, scale=scale)
+            options = {"mask": attn_mask, "causal": is_causal, "scale": scale}
+            y = fused_attention.dropped(*tokens_first, call.key(), 1 - dropout_p, **options)
             return jnp.swapaxes(y, 1, 2)
         fused_attention.chosen["formula"] += 1
     if enable_gqa and k.shape[-3] != q.shape[-3]:

@@ -96,6 +96,15 @@ class WideIntegers(CannotRecord):
     """Error for integer arguments of a call that do not fit into JAX's 32 bits."""
 
 
+def unreadable(name: str, value: Any, error: Exception) -> CannotRecord:
+    """Return the error for an object that raises when it is looked at. name: of its place in the code. value: the
+    object, or None for one of several."""
+    text = " ".join(str(error).split())[:200]
+    kind = "an object" if value is None else f"an object of class {type(value).__name__}"
+    place, told = f" ({name})" if name else "", f": {text}" if text else ""
+    return CannotRecord(f"the code reads {kind}{place} that raises {type(error).__name__} when it is looked at{told}")
+
+
 class OperatorFailed(CannotRecord):
     """Error for an operator with a lowering that fails in JAX for these shapes or dtypes."""
 

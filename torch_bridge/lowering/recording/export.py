@@ -50,10 +50,11 @@ from torch_bridge.lowering.recording.objects import listed
 from torch_bridge.lowering.recording.ready import device_of, mocked, unready
 from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
+from torch_bridge.lowering.recording.user_warnings import UserWarnings
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 
 log = logging.getLogger(__name__)
-_TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+_TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set] = weakref.WeakKeyDictionary()
 
 # Lowered for graphs that already hold them. As views, copies or torch's own kernels, they are decomposed if torch can.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
@@ -135,7 +136,8 @@ def _export(
     while attempts:
         sizes, compiling = attempts.pop(0)
         recording = recordable(module, graded, compiling)
-        with quiet(), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+        given = UserWarnings()
+        with quiet(given.keep), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
@@ -180,6 +182,7 @@ def _export(
         _warn_once(module, f"{asking} asks for a compiler and is told yes: the other branch is not one program")
     for line in plain.known.checks:
         _warn_once(module, f"the check at {line} is taken as passed: values are not looked at in JAX")
+    given.show(_TOLD.setdefault(getattr(module, "wrapped_module", module), set()))
     if frozen_state:
         raise UnsupportedModel(_name(module), merge(frozen_state), python_state.ADVICE_STATE)
     obstacles = [*_obstacles(program), *_written_parameters(program)]

@@ -41,6 +41,9 @@ class UnsupportedModel(ValueError):
     def __init__(self, name: str, obstacles: Sequence[Obstacle], advice: str):
         self.obstacles = tuple(obstacles)
         self.fails_in_torch = advice == ADVICE_FAULT
+        if self.fails_in_torch:
+            super().__init__(f"{name} fails in torch with these inputs: {obstacles[0]}\n{advice}")
+            return
         count = f"{len(obstacles)} reason" + "s" * (len(obstacles) != 1)
         lines = "\n".join(f"  {number}. {obstacle}" for number, obstacle in enumerate(obstacles, 1))
         super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}".rstrip())
@@ -144,6 +147,11 @@ ADVICE_HOOKS = (
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
+INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
+_INTERNALS = re.compile(
+    r"\bSym(Int|Float|Bool|Node)\b|FakeTensor|FunctionalTensor|Proxy|GuardOn|guard on|aot_autograd|symbolic|unbacked|"
+    r"\b[uszf]\d+\b|dispatch|torch\._|aten\.|infer dtype of|lifted|tracing|export|fake mode|LeafSpec|pytree"
+)
 MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 
 
@@ -152,7 +160,7 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
     innermost frame of all, or "" with `own`."""
     frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
     outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
-    frames = outside or ([] if own else frames)
+    frames = outside or ([] if own else [frame for frame in frames if not any(p in frame["file"] for p in INTERNAL)])
     if not frames:
         return ""
     frame = frames[-1]
@@ -165,8 +173,13 @@ def written_line(code: Any, number: int) -> str:
 
 
 def exception_line(error: BaseException) -> str:
-    """Return the innermost line of user code that led to an exception; if there is none, torch's innermost line."""
-    return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
+    """Return the innermost line of user code that led to an exception; "" if there is none."""
+    return source_line("".join(traceback.format_tb(error.__traceback__)), own=True)
+
+
+def speaks_of_internals(text: str) -> bool:
+    """Return True if an error's text names what torch records with: it says nothing to a user."""
+    return _INTERNALS.search(text) is not None
 
 
 def located(function: Callable) -> Callable:

@@ -36,6 +36,7 @@ from torch_bridge.lowering.errors import (
     merge,
     module_path,
     source_line,
+    speaks_of_internals,
 )
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
@@ -166,7 +167,7 @@ def _export(
         ours = isinstance(error, (UserError, Unanswerable))  # torch would not fail
         fault = None if ours else _own_fault(module, inputs)
         if fault is not None:
-            what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
+            what = f"{type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
         raise UnsupportedModel(_name(module), obstacles, _advice(error, obstacles)) from error
     if captured is not None:
@@ -378,13 +379,17 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
             "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
             "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
         )
-    kind = "" if isinstance(error, (UserError, Unanswerable)) else f"{type(error).__name__}: "
-    return f"it cannot be recorded: {kind}{_first_line(error)}"
+    if isinstance(error, (UserError, Unanswerable)):
+        return f"it cannot be recorded: {_first_line(error)}"
+    text = f"{type(error).__name__}: {_first_line(error)}"
+    if "ata-dependent" in str(error) or "DataDependent" in text or "GuardOn" in text:
+        return DATA_DEPENDENT
+    return "it cannot be recorded" + ("" if speaks_of_internals(text) else f": {text}")
 
 
 def _failure(failure) -> str:
     if failure.failure_type.name == "DATA_DEPENDENT_ERROR":
-        return f"{DATA_DEPENDENT} ({failure.data.get('expr')})"
+        return DATA_DEPENDENT
     if failure.failure_type.name == "MISSING_FAKE_KERNEL":
         return f"{failure.data.get('op')} does not say the shape of its result (torch's register_fake would)"
     return ""

@@ -23,12 +23,13 @@ import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus
 from torch_bridge.call_program import CallProgram
 from torch_bridge.datasets import to_numpy
 from torch_bridge.exchange import check_input
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch
+from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch, unreadable
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.python.changing import forms
 from torch_bridge.lowering.recording.batch_items import BatchItems
@@ -81,9 +82,14 @@ class CompiledCall:
         return outputs
 
     def _run(self, batch: Any) -> Any:
-        inputs = take_apart(batch)
-        for leaf in pytree.tree_leaves(inputs):
-            check_input(leaf)
+        try:
+            inputs = take_apart(batch)
+            for leaf in pytree.tree_leaves(inputs):
+                check_input(leaf)
+        except UserError:
+            raise
+        except Exception as error:
+            raise unreadable("its arguments", None, error) from error
         leaves, spec = pytree.tree_flatten((self._items.follow(inputs),))
         own = type(batch) if isinstance(batch, Mapping) and type(batch) is not dict else None
         inside = [inner for module in self.modules.values() for inner in module.modules()]

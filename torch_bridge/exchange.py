@@ -110,9 +110,19 @@ def check_input(leaf: Any) -> None:
             raise CannotRecord(f"it is given a tensor with an attribute of its own: {min(vars(leaf))}")
         return
     array = isinstance(leaf, (np.ndarray, np.generic, jax.Array, ChangingNumber))
-    if not array and (type(leaf).__hash__ is None or hasattr(leaf, "shape")):
+    if not array and (not _is_hashable(leaf) or hasattr(leaf, "shape")):
         name = type(leaf).__name__
         raise CannotRecord(f"it is given a {name}, which is no tensor, number or container of these")
+
+
+def _is_hashable(leaf: Any) -> bool:
+    """Return True for a value that may be part of a key: its hash, and asking for its shape, raise nothing."""
+    try:
+        hash(leaf)
+        hasattr(leaf, "shape")
+    except Exception:
+        return False
+    return True
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.python.inputs import PythonInputs
 
 
@@ -31,9 +32,19 @@ def loose_parameters(
     for loss_fn, optimizers in updates:
         groups = [group for one in optimizers for group in getattr(one, "param_groups", ())]
         strange = {id(p): p for group in groups for p in group["params"] if id(p) not in known}
-        read = PythonInputs(loss_fn, modules).tensors() if strange else ()
-        found |= {id(tensor): tensor for tensor in read if id(tensor) in strange}
+        found |= _read(loss_fn, modules, strange) if strange else {}
     return LooseParameters(found.values()) if found else None
+
+
+def _read(
+    loss_fn: Callable, modules: Mapping[str, torch.nn.Module], strange: Mapping[int, torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Return those of these tensors that a loss reads, by id; all if it cannot be looked at, because torch runs it."""
+    try:
+        read = PythonInputs(loss_fn, modules).tensors()
+    except CannotRecord:
+        return dict(strange)
+    return {id(tensor): tensor for tensor in read if id(tensor) in strange}
 
 
 def given(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:

@@ -14,7 +14,14 @@ from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, located, stays_in_torch  # noqa: F401
+from torch_bridge.lowering.errors import (  # noqa: F401
+    CannotRecord,
+    MayRaise,
+    TooManyRecords,
+    located,
+    stays_in_torch,
+    unreadable,
+)
 from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors
@@ -308,8 +315,7 @@ class LossRecord:
 
         Raises UserError if the function returns neither a scalar nor (scalar, dict of values).
         """
-        state = {name: as_torchs(value) for name, value in state.items()}
-        outputs, changed = graph.run(state, leaves, Call(rngs))
+        outputs, changed = graph.run({name: as_torchs(value) for name, value in state.items()}, leaves, Call(rngs))
         outputs, left = outputs if self.left_tensors[id(graph)] else (outputs, [])
         loss, parts = outputs, {}
         if _with_parts(outputs):
@@ -350,14 +356,18 @@ def flatten(batch: Any, items: BatchItems) -> tuple[list[Any], Any, type | None]
 
 def as_inputs(value: Any) -> Any:
     """Return a nested value with its tensors as arrays and its objects taken apart. Raises CannotRecord for what is no
-    array, and for unhashable objects, which cannot be part of a cache key."""
+    array, for unhashable objects, which cannot be part of a cache key, and for what raises when it is looked at."""
     try:
         inputs = take_apart(with_arrays(value, to_batch))
         inputs = pytree.tree_map(lambda leaf: with_arrays(leaf, to_batch), inputs)  # tensors inside objects
+        for leaf in pytree.tree_leaves(inputs):
+            check_input(leaf)
     except NoArray as error:
         raise CannotRecord(str(error)) from error
-    for leaf in pytree.tree_leaves(inputs):
-        check_input(leaf)
+    except UserError:
+        raise
+    except Exception as error:
+        raise unreadable("the batch", None, error) from error
     return inputs
 
 

@@ -144,8 +144,9 @@ def loss_of(
     before: Callable[[str, bool], None] | None = None,
 ) -> Any:
     """Call the loss function. Takes the arguments of `backward`."""
-    if any(isinstance(leaf, np.ndarray) for leaf in pytree.tree_leaves(batch)):  # else itself: the loss may write to it
-        batch = pytree.tree_map(lambda leaf: to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)
+    is_array = lambda leaf: issubclass(type(leaf), np.ndarray)  # isinstance() would run an object's own __class__
+    if any(map(is_array, pytree.tree_leaves(batch))):  # else itself: the loss may write to it
+        batch = pytree.tree_map(lambda leaf: to_torch(leaf) if is_array(leaf) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
     with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before), from_numpy_takes_tensors():

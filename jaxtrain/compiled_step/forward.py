@@ -38,12 +38,14 @@ class CompiledForward:
             raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
         structure = weights.edits.structure_of(weights.submodules)
         if structure != self._structure:
-            self._structure, self._record = structure, ForwardRecord(self.module)
+            self._structure, self._record = structure, None
             self._programs, self.in_torch = {}, ""
         if self.in_torch or weights.bridge.watched_in_torch():
             return self._torchs(args, kwargs)
         refused = None
         try:
+            if self._record is None:
+                self._record = ForwardRecord(self.module)
             graph, leaves = self._record.graph(args, kwargs)
             reason = self._changes()
             if not reason:
@@ -52,7 +54,7 @@ class CompiledForward:
                 self._record.items.recorded()
                 return outputs
         except weights.bridge.CannotRecord as error:
-            if self._record.items.give_up(error):
+            if self._record is not None and self._record.items.give_up(error):
                 return self(*args, **kwargs)
             refused, reason = error, weights.bridge.reason_of(error)
         return self._refuse(reason, refused, args, kwargs)

@@ -88,9 +88,20 @@ class CompiledStep:
     def record_anew(self, structure: tuple | None = None) -> None:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
         self.structure = self.structure if structure is None else structure
-        self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
+        self._record, self._unseen = None, None
+        try:
+            self._record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
+        except self.weights.bridge.CannotRecord as error:
+            self._unseen = error  # the next call is told
         self._programs: dict[Any, Any] = {}
         self._ways: dict[Any, list[StepProgram]] = {}  # one program per way that Python's numbers take in the loss
+
+    @property
+    def record(self) -> Any:
+        """The record of the loss. Raises CannotRecord if what the loss reads cannot be looked at."""
+        if self._unseen is not None:
+            raise self._unseen
+        return self._record
 
     def refresh(self) -> None:
         """Read what torch or another step has changed: weights, optimizer state, parameter groups, parameters."""
@@ -262,7 +273,7 @@ class CompiledStep:
         Raises UserError if torch has changed a weight while the devices held newer values, and if a large constant was
         changed unnoticed. overwrite: drop torch's changes of weights, keep the trained values.
         """
-        if self.torch is None and not overwrite:
+        if self.torch is None and self._record is not None and not overwrite:
             self.record.check_captured(ended=True)
         self.write(overwrite)
 

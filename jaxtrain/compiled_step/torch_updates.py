@@ -33,7 +33,7 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
         log.info("this step runs in torch: %s; the next is recorded anew", reason)
         return found
     if fails:
-        reason = f"with other values in the batch it fails: {reason.partition(': ')[2]}"  # the record's own values
+        reason = f"with other values in the batch it fails: {reason}"  # the record's own values
     step.torch = updates
     if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
         log.warning("%s; torch runs the steps from here on", reason)

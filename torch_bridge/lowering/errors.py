@@ -41,6 +41,9 @@ class UnsupportedModel(ValueError):
     def __init__(self, name: str, obstacles: Sequence[Obstacle], advice: str):
         self.obstacles = tuple(obstacles)
         self.fails_in_torch = advice == ADVICE_FAULT
+        if self.fails_in_torch:
+            super().__init__(f"{name} fails in torch with these inputs: {obstacles[0]}\n{advice}")
+            return
         count = f"{len(obstacles)} reason" + "s" * (len(obstacles) != 1)
         lines = "\n".join(f"  {number}. {obstacle}" for number, obstacle in enumerate(obstacles, 1))
         super().__init__(f"{name} cannot be converted to JAX, for {count}:\n{lines}\n{advice}".rstrip())
@@ -96,6 +99,15 @@ class WideIntegers(CannotRecord):
     """Error for integer arguments of a call that do not fit into JAX's 32 bits."""
 
 
+def unreadable(name: str, value: Any, error: Exception) -> CannotRecord:
+    """Return the error for an object that raises when it is looked at. name: of its place in the code. value: the
+    object, or None for one of several."""
+    text = " ".join(str(error).split())[:200]
+    kind = "an object" if value is None else f"an object of class {type(value).__name__}"
+    place, told = f" ({name})" if name else "", f": {text}" if text else ""
+    return CannotRecord(f"the code reads {kind}{place} that raises {type(error).__name__} when it is looked at{told}")
+
+
 class OperatorFailed(CannotRecord):
     """Error for an operator with a lowering that fails in JAX for these shapes or dtypes."""
 
@@ -135,6 +147,11 @@ ADVICE_HOOKS = (
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
+INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
+_INTERNALS = re.compile(
+    r"\bSym(Int|Float|Bool|Node)\b|FakeTensor|FunctionalTensor|Proxy|GuardOn|guard on|aot_autograd|symbolic|unbacked|"
+    r"\b[uszf]\d+\b|dispatch|torch\._|aten\.|infer dtype of|lifted|tracing|export|fake mode|LeafSpec|pytree"
+)
 MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 
 
@@ -143,7 +160,7 @@ def source_line(stack_trace: str | None, own: bool = False) -> str:
     innermost frame of all, or "" with `own`."""
     frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
     outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
-    frames = outside or ([] if own else frames)
+    frames = outside or ([] if own else [frame for frame in frames if not any(p in frame["file"] for p in INTERNAL)])
     if not frames:
         return ""
     frame = frames[-1]
@@ -156,8 +173,13 @@ def written_line(code: Any, number: int) -> str:
 
 
 def exception_line(error: BaseException) -> str:
-    """Return the innermost line of user code that led to an exception; if there is none, torch's innermost line."""
-    return source_line("".join(traceback.format_tb(error.__traceback__)), own=isinstance(error, NotImplementedError))
+    """Return the innermost line of user code that led to an exception; "" if there is none."""
+    return source_line("".join(traceback.format_tb(error.__traceback__)), own=True)
+
+
+def speaks_of_internals(text: str) -> bool:
+    """Return True if an error's text names what torch records with: it says nothing to a user."""
+    return _INTERNALS.search(text) is not None
 
 
 def located(function: Callable) -> Callable:

@@ -6,16 +6,16 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 RECORDING_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence torch's warnings and logs, and what this thread prints: recorded code runs several times. A problem that
-    the user can fix is raised as UnsupportedModel."""
+def quiet(keep: Callable | None = None) -> Iterator[None]:
+    """Silence warnings, torch's logs and what this thread prints: recorded code runs several times. A problem that the
+    user can fix is raised as UnsupportedModel. keep: receives the warnings, in place of warnings.showwarning."""
     named = [x for name, x in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
     torchs = [x for x in named if isinstance(x, logging.Logger) and x.level and x.name != "torch.__trace"]
     torchs.append(logging.getLogger("torch"))  # without __trace, which draft_export reads
@@ -25,7 +25,9 @@ def quiet() -> Iterator[None]:
         contextlib.redirect_stderr(_Muted(sys.stderr)),
         contextlib.redirect_stdout(_Muted(sys.stdout)),
     ):
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore" if keep is None else "always")
+        if keep is not None:
+            warnings.showwarning = keep
         for logger in torchs:
             logger.setLevel(logging.CRITICAL)
         try:

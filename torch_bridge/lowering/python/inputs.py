@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_bridge.lazy_scalar import LazyScalar
+from torch_bridge.lowering.errors import unreadable
 from torch_bridge.lowering.python.effects import Changes, Traces
 from torch_bridge.lowering.python.places import CONTAINERS, Place, value_at
 from torch_bridge.lowering.python.walk import MOST_ITEMS, Walk
@@ -170,7 +171,10 @@ class PythonInputs:
         self._registered = [(place, value_at(place)) for place in self.registered]
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
         tables = [*walk.tables, *walk.tensors.values()]
-        traces = Traces(places, walk.containers + walk.attributes, tables, walk.generators)
+        try:
+            traces = Traces(places, walk.containers + walk.attributes, tables, walk.generators)
+        except Exception as error:
+            raise unreadable("", None, error) from error
         with traces.of_code(walk.unfollowed) as changed:
             yield changed
 

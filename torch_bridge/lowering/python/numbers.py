@@ -4,11 +4,13 @@ Combined with tensors, a `Number` acts as a tensor of the record. When Python ne
 a string), the current value answers and becomes a condition: the record holds for values that answer alike.
 """
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
@@ -17,7 +19,12 @@ from torch_bridge.lowering.errors import MACHINERY, CannotRecord
 MOST_PATHS = 8  # paths through the code, each recorded and compiled
 
 Values = Mapping[str, Any]
-_BINARY = "add sub mul truediv floordiv mod pow".split()
+_BINARY = "add sub mul truediv floordiv mod pow and_ or_ xor lshift rshift".split()
+_UFUNCS = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "true_divide": operator.truediv, "floor_divide": operator.floordiv, "remainder": operator.mod,
+    "power": operator.pow,
+}  # fmt: skip  # of a numpy scalar and a Number
 _COMPARISONS = "eq ne lt le gt ge".split()
 
 
@@ -79,7 +86,6 @@ class Number:
     form: its name, or the operator and operands that it is computed with; equal for equal computations."""
 
     __slots__ = ("form", "of", "path", "tensor", "value")
-    __array_ufunc__ = None
     __class__ = property(lambda self: type(self.value))  # type: ignore[assignment]  # for isinstance
 
     def __init__(
@@ -160,11 +166,46 @@ class Number:
     def __round__(self, digits: int | None = None) -> Any:
         return self._asked(lambda value: round(value, digits))
 
+    def __floor__(self) -> int:
+        return self._asked(math.floor)
+
+    def __ceil__(self) -> int:
+        return self._asked(math.ceil)
+
+    def __divmod__(self, other: Any) -> tuple:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple:
+        return other // self, other % self
+
+    def __invert__(self) -> "Number":
+        return self._alone(operator.invert)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else an int or float has: bit_length, is_integer."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.plain(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.plain(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        operate = _UFUNCS.get(ufunc.__name__)
+        scalars = all(isinstance(value, (Number, bool, int, float, np.generic)) for value in inputs)
+        if operate is not None and method == "__call__" and scalars and not options:
+            return operate(*(value.item() if isinstance(value, np.generic) else value for value in inputs))
+        plain = (value.plain() if issubclass(type(value), Number) else value for value in inputs)
+        return getattr(ufunc, method)(*plain, **options)
+
     def __hash__(self) -> int:
         return hash(self.plain())
 
     def __repr__(self) -> str:
         return repr(self.plain())
+
+    def __str__(self) -> str:
+        return str(self.plain())
 
     def __format__(self, spec: str) -> str:
         return format(self.plain(), spec)
@@ -190,6 +231,7 @@ class Given(Number):
 
 def _define(name: str) -> None:
     function = getattr(operator, name)
+    name = name.rstrip("_")
     setattr(Number, f"__{name}__", lambda self, other: self._with(other, function, False))
     setattr(Number, f"__r{name}__", lambda self, other: self._with(other, function, True))
 

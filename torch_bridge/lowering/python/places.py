@@ -7,11 +7,13 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from torch_bridge.lowering.errors import CannotRecord, unreadable
 
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (list, dict, set, collections.deque)
@@ -157,7 +159,14 @@ class Slots:
     def keys(self) -> list[str]:
         """Return the names of the slots that are set."""
         slots = [name for kind in type(self.owner).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
-        return [name for name in slots if not name.startswith("__") and hasattr(self.owner, name)]
+        return [name for name in slots if not name.startswith("__") and self._is_set(name)]
+
+    def _is_set(self, name: str) -> bool:
+        try:
+            object.__getattribute__(self.owner, name)
+        except Exception:  # not set, or a property in a slot's place that raises
+            return False
+        return True
 
 
 class Contents:
@@ -181,6 +190,35 @@ class DefaultType:
 
     def __setitem__(self, key: Any, value: torch.dtype) -> None:
         torch.set_default_dtype(value)
+
+
+def guarded(visit: Callable) -> Callable:
+    """Return a visit of an object that raises CannotRecord for whatever the object raises when it is looked at: its
+    class may answer `__class__`, `__len__` or `__iter__` with code of its own."""
+
+    @functools.wraps(visit)
+    def visited(self: Any, *given: Any) -> None:
+        try:
+            visit(self, *given)
+        except CannotRecord:
+            raise
+        except ReferenceError:
+            pass  # a weak reference to what no longer is leads nowhere
+        except Exception as error:
+            *_, value, name, _, _ = given
+            raise unreadable(name, value, error) from error
+
+    return visited
+
+
+def attributes_of(value: Any) -> dict | None:
+    """Return an object's `__dict__`; None if it has none. Its own `__getattr__`, which may answer any name, is not
+    asked."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:  # no such attribute, or a property of the user's that raises
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _listed(slots: Any) -> Any:

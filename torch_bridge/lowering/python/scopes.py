@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torch_bridge.lowering.python.names import imports_of
+from torch_bridge.lowering.python.places import attributes_of
 
 
 def hooks_of(module: torch.nn.Module) -> list[Callable]:
@@ -23,7 +24,8 @@ def named(scope: Mapping[str, Any], path: str) -> Any:
     first, *attributes = path.split(".")
     found = scope.get(first)
     for attribute in attributes:
-        found = getattr(found, "__dict__", {}).get(attribute)
+        held = vars(found) if isinstance(found, (type, types.ModuleType)) else attributes_of(found) or {}
+        found = held.get(attribute)
     return found
 
 

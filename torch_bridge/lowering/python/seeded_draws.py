@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torch_bridge.lowering.errors import written_line
+from torch_bridge.lowering.python.places import attributes_of
 
 _REPEATS = (
     "in torch the numbers that follow are the same at every call, and JAX draws new ones at every step: draw them once "
@@ -90,6 +91,9 @@ def _inside(value: Any) -> Iterable[Any]:
         return list(value.values())
     if isinstance(value, (list, tuple)):
         return value
-    if isinstance(value, (torch.Tensor, types.ModuleType, types.FunctionType)) or not hasattr(value, "__dict__"):
+    if isinstance(value, (torch.Tensor, types.ModuleType, types.FunctionType)):
         return ()
-    return (vars(value), *(() if isinstance(value, type) else (type(value),)))
+    if isinstance(value, type):
+        return (vars(value),)
+    attributes = attributes_of(value)
+    return () if attributes is None else (attributes, type(value))

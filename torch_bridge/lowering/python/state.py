@@ -328,7 +328,7 @@ def _copy(value: Any, depth: int = _DEPTH) -> Any:
         return _Container(value, frozenset(value))  # not in order: a refilled set may have another
     if depth and type(value) in (list, tuple):
         return _Container(value, [_copy(item, depth - 1) for item in value])
-    if depth and isinstance(value, dict):
+    if depth and issubclass(type(value), dict):  # isinstance() would run an object's own __class__
         return _Container(value, {key: _copy(item, depth - 1) for key, item in value.items()})
     return value
 
@@ -341,7 +341,7 @@ class _Container:
 
 
 def _same(old: Any, new: Any) -> bool:
-    if isinstance(old, _Container) and isinstance(new, _Container):
+    if type(old) is _Container and type(new) is _Container:
         if type(old.held) is not type(new.held) or len(old.held) != len(new.held):
             return False
         if isinstance(old.held, dict):
@@ -352,7 +352,7 @@ def _same(old: Any, new: Any) -> bool:
     if old is new:
         return True
     plain = (int, float, complex, bool, str, bytes, np.generic)
-    return type(old) is type(new) and isinstance(old, plain) and (old == new or old != old)
+    return type(old) is type(new) and issubclass(type(old), plain) and (old == new or old != old)
 
 
 def _put(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -361,7 +361,7 @@ def _put(module: torch.nn.Module, name: str, value: Any) -> None:
 
 def _whole(value: Any) -> Any:
     """Return the saved value; its containers are the original objects, holding again what they held."""
-    if not isinstance(value, _Container):
+    if type(value) is not _Container:
         return value
     owner, held = value.owner, value.held
     if isinstance(held, dict):

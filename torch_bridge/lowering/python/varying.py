@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_bridge.lowering.errors import CannotRecord, unreadable
 from torch_bridge.lowering.python.changing import ChangingNumber
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import PLAIN, OfTensor, is_plain, same
@@ -36,7 +37,16 @@ class Varying:
         return self  # a copied step reads the same Python values
 
     def state(self) -> tuple[tuple, list[ChangingNumber]]:
-        """Return a key that selects the record, and the dynamic numbers."""
+        """Return a key that selects the record, and the dynamic numbers. Raises CannotRecord if what the code reads
+        raises when it is looked at."""
+        try:
+            return self._now()
+        except CannotRecord:
+            raise
+        except Exception as error:
+            raise unreadable("", None, error) from error
+
+    def _now(self) -> tuple[tuple, list[ChangingNumber]]:
         moved = self.inputs.moved()
         if moved:
             self._exchanged = moved
@@ -46,7 +56,7 @@ class Varying:
             changed = [n for n, value in enumerate(values) if not same(self._last[n], value)]
             if not all(is_plain(values[number]) for number in changed):  # an object replaced a plain value
                 self._look_again()
-                return self.state()
+                return self._now()
             for number in changed:
                 if number not in self.fixed:
                     self._take(number, self._last[number], values[number])

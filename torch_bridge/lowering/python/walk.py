@@ -52,6 +52,8 @@ from torch_bridge.lowering.python.places import (
     Place,
     Slots,
     TypeValues,
+    attributes_of,
+    guarded,
     is_plain,
     unwatched,
 )
@@ -158,6 +160,7 @@ class Walk:
             self.foreign.append(("os.environ", os.environ))
             self.places += [Place(os.environ, key, f"os.environ[{key!r}]") for key in os.environ]
 
+    @guarded
     def _visit(self, container: Any, key: Any, value: Any, name: str, names: set[str], depth: int) -> None:
         if is_plain(value):
             self.places.append(Place(container, key, name))
@@ -176,10 +179,10 @@ class Walk:
             for key in attributes.keys() & (names | self.names) if attributes else ():
                 self._visit(OfTensor(value), key, attributes[key], f"{name}.{key}", names, depth + 1)
 
+    @guarded
     def _inside(self, value: Any, name: str, names: set[str], depth: int) -> None:
-        if isinstance(value, (torch.Tensor, logging.Logger)) or id(value) in self._seen or depth > DEPTH:
-            return
-        if type(value).__module__.startswith(_MACHINERY):
+        skipped = id(value) in self._seen or depth > DEPTH or type(value).__module__.startswith(_MACHINERY)
+        if skipped or isinstance(value, (torch.Tensor, logging.Logger)):
             return
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             functions = decorated(value)
@@ -216,9 +219,9 @@ class Walk:
                 self._inside(owner, name, names | {"forward", "backward"}, depth)
             elif not isinstance(owner, (type, types.ModuleType)):  # settings.get
                 self._inside(owner, name, names, depth)
-        elif isinstance(value, tuple):
-            objects = [(number, item) for number, item in enumerate(value[:MOST_ITEMS]) if not is_plain(item)]
-            self._visit_items(value, objects, name, names, depth)  # plain items change only with the tuple
+        elif isinstance(value, tuple):  # plain items change only with the tuple
+            objects = [pair for pair in enumerate(value[:MOST_ITEMS]) if not is_plain(pair[1])]
+            self._visit_items(value, objects, name, names, depth)
         else:
             self._object(value, name, names, depth)
 
@@ -296,9 +299,8 @@ class Walk:
         for function in called:
             self._method(function, depth)
         self._watch_methods(kind, called)
-        own = kind in _SETTINGS or not of_library_module(kind.__module__)
+        own, attributes = kind in _SETTINGS or not of_library_module(kind.__module__), attributes_of(value)
         names = names | self._computed(value, called) if own else names
-        attributes = vars(value) if hasattr(value, "__dict__") else None
         if attributes is not None and kind.__module__.partition(".")[0] in OWN_STATE:
             self._machinery |= {id(item) for item in attributes.values() if isinstance(item, CONTAINERS)}
             self._note(name, attributes, names, value)
@@ -351,8 +353,7 @@ class Walk:
             computed = self._computed(inner, called)
             wanted = (wanted | computed) - _OF_EVERY_MODULE
             self._watch_methods(type(inner), called)
-            if elsewhere:
-                self.places.append(Place(vars(inner), "training", f"{prefix}.training"))
+            self.places += [Place(vars(inner), "training", f"{prefix}.training")] if elsewhere else []
             for key, item in list(vars(inner).items()):
                 if key in wanted:
                     self._visit(vars(inner), key, item, f"{prefix}.{key}", wanted, 1)
@@ -382,11 +383,12 @@ class Walk:
         if not by_itself and self.names.isdisjoint((ANY, _computed_of(owner))):
             return set()
         scopes = [base for base in type(owner).__mro__ if not of_library_module(base.__module__)]
-        return set(getattr(owner, "__dict__", ())).union(*map(vars, scopes))
+        return set(attributes_of(owner) or ()).union(*map(vars, scopes))
 
     def _class_values(self, owner: Any, name: str, wanted: set[str], depth: int) -> None:
+        held = vars(owner) if isinstance(owner, type) else attributes_of(owner) or {}
         for base in type(owner).__mro__[:-1]:
-            for key in (wanted | self.names) & vars(base).keys() - vars(owner).keys() - _OF_EVERY_MODULE:
+            for key in (wanted | self.names) & vars(base).keys() - held.keys() - _OF_EVERY_MODULE:
                 value = vars(base)[key]
                 if not isinstance(value, METHODS) and inspect.getattr_static(type(owner), key) is value:
                     self._visit(ClassValue(owner), key, value, f"{name}.{key}", wanted, depth + 1)

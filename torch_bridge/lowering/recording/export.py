@@ -36,6 +36,7 @@ from torch_bridge.lowering.errors import (
     merge,
     module_path,
     source_line,
+    speaks_of_internals,
 )
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
@@ -50,11 +51,12 @@ from torch_bridge.lowering.recording.objects import listed
 from torch_bridge.lowering.recording.ready import device_of, mocked, unready
 from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
+from torch_bridge.lowering.recording.user_warnings import UserWarnings
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK, quiet, without_logging
 from torch_bridge.random_state import undrawn
 
 log = logging.getLogger(__name__)
-_TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+_TOLD: weakref.WeakKeyDictionary[torch.nn.Module, set] = weakref.WeakKeyDictionary()
 
 # Lowered for graphs that already hold them. As views, copies or torch's own kernels, they are decomposed if torch can.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
@@ -136,7 +138,8 @@ def _export(
     while attempts:
         sizes, compiling = attempts.pop(0)
         recording = recordable(module, graded, compiling)
-        with quiet(), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+        given = UserWarnings()
+        with quiet(given.keep), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
@@ -165,7 +168,7 @@ def _export(
         ours = isinstance(error, (UserError, Unanswerable))  # torch would not fail
         fault = None if ours else _own_fault(module, inputs)
         if fault is not None:
-            what = f"in torch it fails with these inputs too: {type(fault).__name__}: {_first_line(fault)}"
+            what = f"{type(fault).__name__}: {_first_line(fault)}"
             raise UnsupportedModel(_name(module), [Obstacle(what, exception_line(fault))], ADVICE_FAULT) from fault
         raise UnsupportedModel(_name(module), obstacles, _advice(error, obstacles)) from error
     if captured is not None:
@@ -181,6 +184,7 @@ def _export(
         _warn_once(module, f"{asking} asks for a compiler and is told yes: the other branch is not one program")
     for line in plain.known.checks:
         _warn_once(module, f"the check at {line} is taken as passed: values are not looked at in JAX")
+    given.show(_TOLD.setdefault(getattr(module, "wrapped_module", module), set()))
     if frozen_state:
         raise UnsupportedModel(_name(module), merge(frozen_state), python_state.ADVICE_STATE)
     obstacles = [*_obstacles(program), *_written_parameters(program)]
@@ -376,13 +380,17 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
             "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
             "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
         )
-    kind = "" if isinstance(error, (UserError, Unanswerable)) else f"{type(error).__name__}: "
-    return f"it cannot be recorded: {kind}{_first_line(error)}"
+    if isinstance(error, (UserError, Unanswerable)):
+        return f"it cannot be recorded: {_first_line(error)}"
+    text = f"{type(error).__name__}: {_first_line(error)}"
+    if "ata-dependent" in str(error) or "DataDependent" in text or "GuardOn" in text:
+        return DATA_DEPENDENT
+    return "it cannot be recorded" + ("" if speaks_of_internals(text) else f": {text}")
 
 
 def _failure(failure) -> str:
     if failure.failure_type.name == "DATA_DEPENDENT_ERROR":
-        return f"{DATA_DEPENDENT} ({failure.data.get('expr')})"
+        return DATA_DEPENDENT
     if failure.failure_type.name == "MISSING_FAKE_KERNEL":
         return f"{failure.data.get('op')} does not say the shape of its result (torch's register_fake would)"
     return ""

@@ -263,8 +263,8 @@ class PlainFunctions(TorchFunctionMode):
                 return passed
         if function in READS and getattr(args[0], "constant", None) is None:
             self.reads.append(source_line("".join(traceback.format_stack())))
-        if function in (torch.as_tensor, torch.tensor) and _read_numbers(args[0]):
-            return torch.stack([torch.scalar_tensor(n, dtype=kwargs.get("dtype", torch.int64)) for n in args[0]])
+        if function in (torch.as_tensor, torch.tensor) and shown_types.holds_numbers(args, kwargs):
+            return shown_types.made_of(*args, **kwargs)
         if function == _get_data:
             shown = args[0].detach()
             self._aliases[id(shown)] = (shown, args[0])
@@ -377,10 +377,6 @@ def _shown_by_module(frame) -> bool:
 def _by_module(frame) -> bool:
     """Return True if the module's code made this call, directly or through torch.nn.Module.requires_grad_."""
     return not _from_torch(frame) or _caller(frame) == "torch.nn.modules.module"
-
-
-def _read_numbers(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(item, torch.SymInt) for item in value)
 
 
 _PLAIN = plain_formulas.REPLACED | {

@@ -112,7 +112,15 @@ def _apart(tree: Any, above: tuple) -> Any:
 
 
 def _is_exported(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, _EXPORTED) or hasattr(leaf, "shape")
+    return leaf is None or isinstance(leaf, _EXPORTED) or has_shape(leaf)
+
+
+def has_shape(leaf: Any) -> bool:
+    """Return True for an array of any library. An object that raises when it is asked is none."""
+    try:
+        return hasattr(leaf, "shape")
+    except Exception:
+        return False
 
 
 def _one(leaf: Any, above: tuple) -> Any:
@@ -123,13 +131,20 @@ def _one(leaf: Any, above: tuple) -> Any:
     state = _state(leaf) if len(above) < DEEPEST else None
     if state is not None:
         inner = {name: _apart(value, (*above, leaf)) for name, value in state.items()}
-        if any(hasattr(value, "shape") for value in pytree.tree_leaves(inner)):
+        if any(has_shape(value) for value in pytree.tree_leaves(inner)):
             return Fields(type(leaf), inner)
     return Constant(leaf) if above and type(leaf).__hash__ is not None else leaf
 
 
 def _state(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of an object; None if it is no plain object."""
+    """Return the attributes of an object; None if it is no plain object, or raises when it is asked."""
+    try:
+        return _attributes(value)
+    except Exception:
+        return None
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
     kind = type(value)
     if isinstance(value, types.SimpleNamespace):
         return dict(vars(value))

@@ -124,15 +124,21 @@ def _making(function: Callable) -> Callable:
     """Return torch.tensor, or torch.as_tensor, for data that may hold such numbers."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        standing = any(id(leaf) in _STANDING for leaf in pytree.tree_leaves((args, kwargs)))
-        return (_made if standing else function)(*args, **kwargs)
+        return (made_of if holds_numbers(args, kwargs) else function)(*args, **kwargs)
 
     return make
 
 
-def _made(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
+def holds_numbers(*given: Any) -> bool:
+    """Return True if one of these nested values is a number of the record: an input, or a size that is a symbol."""
+    symbols = (Number, torch.SymInt, torch.SymFloat)
+    return any(id(x) in _STANDING or issubclass(builtins.type(x), symbols) for x in pytree.tree_leaves(given))
+
+
+def made_of(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
+    """Make a tensor of nested numbers as torch.tensor does, some of which are numbers of the record."""
     numbers = [_STANDING[id(leaf)][1] if id(leaf) in _STANDING else leaf for leaf in pytree.tree_leaves(data)]
-    real = any(isinstance(number, float) for number in numbers)
+    real = any(isinstance(number, (float, torch.SymFloat)) for number in numbers)
     made = _stacked(data, dtype or (torch.get_default_dtype() if real else torch.int64), device)
     _STANDING.pop(id(made), None)
     return made.requires_grad_() if requires_grad else made
@@ -143,6 +149,10 @@ def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.stack([_stacked(item, dtype, device) for item in data])
     if id(data) in _STANDING:
         return data.to(device=device, dtype=dtype, copy=True)
+    if issubclass(builtins.type(data), Number):
+        return data.tensor().to(device=device, dtype=dtype, copy=True)
+    if isinstance(data, (torch.SymInt, torch.SymFloat)):
+        return torch.scalar_tensor(data, dtype=dtype, device=device)
     return torch.full((), data, dtype=dtype, device=device)
 
 

@@ -29,7 +29,7 @@ class TorchSide:
             parameter.requires_grad_(bool(trains(self.task, key, self.config)))
         self.optimizer = torch.optim.AdamW(self._groups(), fused=True, betas=self._betas(), eps=self.config.optim.eps)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        compute = _wrapped(self.module, self.task.twin.loss, self.config)
+        compute = wrapped(self.module, self.task.twin.loss, self.config)
         if torch.distributed.is_initialized():
             unused = any(not p.requires_grad for p in self.module.parameters())
             compute = torch.nn.parallel.DistributedDataParallel(compute, find_unused_parameters=unused)
@@ -45,12 +45,9 @@ class TorchSide:
         self.updates = 0
 
     def compiled(self) -> "TorchSide":
-        """The same module, optimizer and batches under torch.compile."""
-        import torch
-
-        torch._dynamo.config.allow_unspec_int_on_nn_module = True  # else one program per position of a ring buffer
+        """The same module, optimizer and batches under torch.compile, the loss as one graph."""
         other = copy.copy(self)
-        other.compute = torch.compile(self.compute)
+        other.compute = compiled_whole(self.compute)
         return other
 
     def _read(self, feed: Any) -> Iterator[dict[str, Any]]:
@@ -115,9 +112,21 @@ class TorchSide:
         return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
 
 
-def _wrapped(module, loss, config):
+def compiled_whole(compute, backend: Any = "inductor"):
+    """Return a loss under torch.compile, which raises where the loss would not be one graph."""
+    import torch
+
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True  # else one program per position of a ring buffer
+    return torch.compile(compute, fullgraph=True, backend=backend)
+
+
+def wrapped(module, loss, config):
     """batch -> loss as a module, which is what DistributedDataParallel and torch.compile wrap."""
     import torch
+
+    from jaxtrain.lazy import lazy
+
+    loss = loss.function if isinstance(loss, lazy) else loss  # torch.compile does not follow an import
 
     class Loss(torch.nn.Module):
         def __init__(self):

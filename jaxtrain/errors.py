@@ -71,7 +71,8 @@ def shortened(text: object, most: int = 120) -> str:
 def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
     """Return an error of the file system as one sentence: which path, what the system said, and what to do. path: named
     in place of the error's own."""
-    named = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    given = (error.filename, error.filename2)
+    named = [os.fsdecode(name) for name in given if isinstance(name, str | bytes | os.PathLike)]
     named = named if path is None else [os.fspath(path)]
     said = error.strerror or one_line(error)
     number = errno.ENOSPC if error.errno is None and "requested and" in said else error.errno  # numpy's, of a full disk

@@ -32,8 +32,13 @@ class lazy:
         return f"lazy({self.target!r})"
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.function(*arguments, **named)
+
+    @property
+    def function(self) -> Callable:
+        """The function itself; its module is imported now."""
         module, _, name = self.target.partition(":")
-        return getattr(_imported(module), name)(*arguments, **named)
+        return getattr(_imported(module), name)
 
 
 def _imported(module: str) -> Any:

@@ -170,11 +170,17 @@ def write_file(tree: Any, path: pathlib.Path) -> None:
         with skip_data():
             torch.save(placed, path)
     except RuntimeError as error:  # torch's writer does not tell the system's error
+        if not any(word in str(error) for word in ("PytorchStreamWriter", "inline_container")):
+            raise
         full = shutil.disk_usage(path.parent).free < sum(leaf.nbytes for leaf in _leaves(tree)) + path.stat().st_size
         number = errno.ENOSPC if full else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
     leaves = {id(leaf): leaf for leaf in _leaves(tree)}.values()  # torch numbers its records in the order of first use
-    with zipfile.ZipFile(path) as archive, path.open("r+b") as file:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:  # it has just been written: reading it fails
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from error
+    with archive, path.open("r+b") as file:
         begins = _begins(archive, file)
         folder = archive.namelist()[0].partition("/")[0]
         for number, leaf in enumerate(leaves):

@@ -209,17 +209,22 @@ def loss(module, batch, config):
     if "logits" in outputs:
         rows = classification_rows(outputs["logits"], batch["labels"].long(), settings)
         rows = rows * batch["row_weight"] if "row_weight" in batch else rows
-        parts.append((rows[valid].mean(), settings.weights.criteria))
+        parts.append((mean_of(rows, valid), settings.weights.criteria))
     if "start_logits" in outputs:
         mask = batch.get("evidence_attention_mask", batch.get("attention_mask")) != 0
         total = 0.0
         for name in ("start", "end"):
-            logits, at = outputs[f"{name}_logits"][valid], batch[f"{name}_positions"][valid].long()
-            shown = mask[valid] if settings.mask_padding else torch.ones_like(mask[valid])
-            rows = position_rows(logits, at, shown, settings.label_smoothing)
-            total = total + rows.sum() / valid.sum()
+            shown = mask if settings.mask_padding else torch.ones_like(mask)
+            positions = batch[f"{name}_positions"].long()
+            rows = position_rows(outputs[f"{name}_logits"], positions, shown, settings.label_smoothing)
+            total = total + mean_of(rows, valid)
         parts.append((total / 2, settings.weights.evidence))
     return parts[0][0] if len(parts) == 1 else sum(value * weight for value, weight in parts)
+
+
+def mean_of(rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Return the mean over the valid rows, in a form of fixed shapes, which torch.compile takes whole."""
+    return torch.where(valid, rows, 0.0).sum() / valid.sum()
 
 
 def position_rows(logits, positions, visible, smoothing):

@@ -21,7 +21,10 @@ COMMON = {
     "schedule": schedule,
     "report": lazy("jaxtrain.systems.fmri_autoencoder.evals.report:report"),
     "twin": TorchTwin(
-        **{name: lazy(f"jaxtrain.systems.fmri_autoencoder.torch_twin:{name}") for name in ("build", "call", "loss")},
+        **{
+            name: lazy(f"jaxtrain.systems.fmri_autoencoder.torch_twin:{name}")
+            for name in ("build", "call", "loss", "inputs")
+        },
         checkpoint=lazy("jaxtrain.systems.fmri_autoencoder.original.torch_files:write"),
     ),
     "couples_samples": True,

@@ -21,9 +21,14 @@ def call(module, batch) -> dict[str, torch.Tensor]:
     return {name: found[name] for name in OUTPUTS}
 
 
+def inputs(batch, config) -> dict[str, torch.Tensor]:
+    """Return the valid rows of a batch."""
+    valid = batch["valid"].bool()
+    return {name: value[valid].contiguous() for name, value in batch.items() if name != "valid"}
+
+
 def loss(module, batch, config) -> torch.Tensor:
     """Return the loss of the config's criterion on the valid rows of a batch."""
-    valid = batch["valid"].bool()
-    batch = {name: value[valid] for name, value in batch.items()}
+    batch = inputs(batch, config) if "valid" in batch else batch
     targets = (batch[name].float() for name in ("video", "audio", "text", "fmri"))
     return criterion(config)(call(module, batch), *targets)[0]

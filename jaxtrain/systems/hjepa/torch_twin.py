@@ -114,14 +114,13 @@ class HJEPA(nn.Module):
         predictor = model.predictor
         return Predictor(width, predictor.depth, predictor.num_heads, predictor.mlp_ratio, model.drop_path_rate)
 
-    def forward(self, images, mask):
+    def forward(self, images, mask, places=None):
         """Return predictions and targets (per level), context tokens and target tokens.
 
-        mask: bool [batch, patch], with the same count in every row.
+        mask: bool [batch, patch], with the same count in every row. places: `places_of(mask)`, if that is known; the
+        call is then pure torch, without a read of the count.
         """
-        count = int(mask[0].sum())
-        indices = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
-        keep = mask.to(torch.uint8).argsort(dim=1, stable=True)[:, : mask.shape[1] - count]
+        indices, keep = places_of(mask) if places is None else places
         context = self.context_encoder(images, keep=keep) if self.drop_masked else self.context_encoder(images, mask)
         targets = self.encode_target(images)
         positions = self.context_encoder.vit.pos_embed[:, 1:]
@@ -265,8 +264,17 @@ def call(module, batch):
 
 
 def inputs(batch, config):
-    """Prepare the images and draw the masks of a batch, as the step does in evaluation."""
-    return {**batch, "image": prepared(batch["image"], config.data.image_size), "mask": masks(batch, config)}
+    """Prepare the images of a batch's valid rows, and draw their masks, as the step does in evaluation."""
+    valid = batch["valid"].bool()
+    images, mask = prepared(batch["image"], config.data.image_size)[valid], masks(batch, config)[valid]
+    return {"image": images, "mask": mask, "places": places_of(mask)}
+
+
+def places_of(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of the masked and of the other patches, int64 [batch, patch], from bool [batch, patch]."""
+    count = int(mask[0].sum())
+    masked = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :count]
+    return masked, mask.to(torch.uint8).argsort(dim=1, stable=True)[:, : mask.shape[1] - count]
 
 
 def prepared(images: torch.Tensor, size: int) -> torch.Tensor:
@@ -283,9 +291,9 @@ def _prepare(size: int):
 
 def loss(module, batch, config) -> torch.Tensor:
     """Return a pure H-JEPA loss (mse, smoothl1, huber, hjepa) on the masks that JAX draws for evaluating this batch."""
-    valid = batch["valid"]
-    images, mask = prepared(batch["image"], config.data.image_size), masks(batch, config)
-    predictions, targets, _, _ = module(images[valid], mask[valid])
+    batch = batch if "places" in batch else inputs(batch, config)
+    images = batch["image"]
+    predictions, targets, _, _ = module(images, batch["mask"], batch["places"])
     options = jepa_options(config.loss)
     weights = level_weights(options["hierarchy_weights"], len(predictions))
     distance = {

@@ -45,7 +45,7 @@ TASKS = {
         twin=TorchTwin(
             **{
                 part: lazy(f"jaxtrain.systems.set_completion.torch_twin:{part}_features")
-                for part in ("build", "call", "loss", "after_update")
+                for part in ("build", "call", "loss", "inputs", "after_update")
             },
             checkpoint=lazy("jaxtrain.systems.set_completion.original.torch_files:write"),
         ),

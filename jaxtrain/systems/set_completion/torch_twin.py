@@ -76,8 +76,8 @@ def loss(module, batch, config):
     logits = module(tokens, weapon, hidden)
     target = multi_hot(batch["targets"], logits.shape[1], config.model.padding)
     rows = functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(1)
-    counted = present & batch["valid"]
-    return rows[counted].mean()
+    counted = present & batch["valid"].bool()
+    return torch.where(counted, rows, 0.0).sum() / counted.sum()  # fixed shapes, which torch.compile takes whole
 
 
 def call_features(module, batch):
@@ -94,6 +94,17 @@ def call_features(module, batch):
     }
 
 
+def inputs_features(batch, config):
+    """Add the places of the rows that count."""
+    ids, pad = batch["inputs"] if "inputs" in batch else batch["targets"], config.model.padding
+    shown = (ids >= 0) if pad is None else (ids >= 0) & (ids != pad)
+    return {**batch, "rows": _rows(shown.any(1) & batch["valid"].bool())}
+
+
+def _rows(counted: torch.Tensor) -> torch.Tensor:
+    return counted.nonzero()[:, 0]
+
+
 def loss_features(module, batch, config):
     """Return the autoencoder's loss with the config's base coefficients.
 
@@ -103,7 +114,8 @@ def loss_features(module, batch, config):
     settings, sae = config.sae, module.sae
     with torch.no_grad():
         tokens, weapon, hidden, present = inputs_of(module.primary, as_evaluated(module, batch, config))
-        x = module.primary.pooled(tokens, weapon, hidden)[present & batch["valid"]]
+        rows = batch["rows"] if "rows" in batch else _rows(present & batch["valid"].bool())
+        x = module.primary.pooled(tokens, weapon, hidden)[rows]
     if module.training:
         module.recent.add(x)
         if len(module.recent) < settings.steps_before_train:

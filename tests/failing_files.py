@@ -1,0 +1,229 @@
+"""Let every call on a file that a command makes fail in turn: `python -m tests.failing_files FAMILY ...`.
+
+Each place in the product's code that opens, locks, maps, writes, renames or makes a file or folder fails once, all its
+calls for one run of the command. Every such run must end as documented: exit code 0, 1 or 2, and if not 0 one sentence
+on stderr that names the path; never a traceback. An output that was there before stays as it was or is written whole.
+Prints one line for each place, and at the end the number of faults. The checkpoint code has tests of its own.
+"""
+
+import argparse
+import builtins
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import mmap
+import os
+import pathlib
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxtrain import checkpoints, evaluate, export, lr_find, report, run, tune
+
+ROOT = pathlib.Path(__file__).parents[1]
+OURS = (str(ROOT / "jaxtrain"), str(ROOT / "torch_bridge"))
+ELSEWHERE = str(ROOT / "jaxtrain/train/checkpoint")
+THROUGH = ("pathlib", "tempfile", "shutil", "contextlib", "json", "gzip", "zipfile", "wave", "os", "numpy")
+SAID = {
+    "open": errno.EACCES, "write": errno.ENOSPC, "lock": errno.ENOLCK, "map": errno.ENOMEM, "rename": errno.EROFS,
+    "folder": errno.EROFS, "read": errno.EIO,
+}  # fmt: skip
+Place = tuple[str, str]  # what is done there, and file:line
+
+
+class _Full(io.FileIO):
+    """A file on a full disk."""
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class _Unreadable(io.FileIO):
+    """A file on a disk that fails."""
+
+    def readinto(self, buffer: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def readall(self) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def read(self, size: int = -1) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Faults:
+    """Calls on files, by place. failing: the place whose calls fail now."""
+
+    def __init__(self) -> None:
+        self.places: dict[Place, str] = {}  # with a path that was touched there
+        self.failing: Place | None = None
+        self.failed: set[str] = set()  # paths whose calls have failed
+
+    def fails(self, kind: str, path: Any) -> bool:
+        """Note a call by the product's code; return whether it is to fail."""
+        frame = sys._getframe(1)
+        while frame is not None and (frame.f_globals is globals() or _module(frame) in THROUGH):
+            frame = frame.f_back
+        if frame is None or not frame.f_code.co_filename.startswith(OURS):
+            return False
+        if frame.f_code.co_filename.startswith(ELSEWHERE):
+            return False
+        name = os.path.relpath(frame.f_code.co_filename, ROOT)
+        place = kind, f"{name}:{frame.f_lineno}"
+        self.places.setdefault(place, str(path))
+        if self.failing == place:
+            self.failed.add("" if isinstance(path, int) else str(path))
+        return self.failing == place
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While active, the calls go through `fails`."""
+        swapped = [
+            (builtins, "open", self._opening(io.open)), (io, "open", self._opening(io.open)),
+            (fcntl, "flock", self._failing("lock", fcntl.flock)), (mmap, "mmap", self._failing("map", mmap.mmap)),
+            (os, "rename", self._failing("rename", os.rename)), (os, "replace", self._failing("rename", os.replace)),
+            (os, "mkdir", self._failing("folder", os.mkdir)), (os, "open", self._failing("open", os.open)),
+        ]  # fmt: skip
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in swapped]
+        for owner, name, value in swapped:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for owner, name, value in before:
+                setattr(owner, name, value)
+
+    def _failing(self, kind: str, plain: Callable) -> Callable:
+        def call(first: Any, *arguments: Any, **options: Any) -> Any:
+            if self.fails(kind, first.name if isinstance(first, io.IOBase) else first):
+                named = [first] if isinstance(first, str | os.PathLike) else []  # of an open file the system names none
+                raise OSError(SAID[kind], os.strerror(SAID[kind]), *named)
+            return plain(first, *arguments, **options)
+
+        return call
+
+    def _opening(self, plain: Callable) -> Callable:
+        def call(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            writes = not {*"wax+"}.isdisjoint(mode)
+            if isinstance(file, int) or not isinstance(file, str | os.PathLike):
+                return plain(file, mode, *arguments, **options)
+            if self.fails("open", file):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+            if self.fails("write" if writes else "read", file) and not os.path.isdir(file):
+                bare = mode.replace("b", "").replace("t", "")
+                raw = (_Full if writes else _Unreadable)(file, bare)
+                if options.get("buffering", arguments[0] if arguments else -1) == 0:
+                    return raw
+                kind = io.BufferedRandom if "+" in bare else io.BufferedWriter if writes else io.BufferedReader
+                return kind(raw) if "b" in mode else io.TextIOWrapper(kind(raw), encoding=options.get("encoding"))
+            return plain(file, mode, *arguments, **options)
+
+        return call
+
+
+def _module(frame: Any) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
+
+
+SMALL = [
+    "--config", str(ROOT / "configs/digits_tiny.yaml"), "tracking.tensorboard=false", "data.source=numpy",
+    "evaluation.every_steps=2", "checkpoint.every_steps=2", "checkpoint.retry_s=0.1", "train.log_every_steps=1",
+]  # fmt: skip
+SPACE = """study: {trials: 1}
+optim.lr: {type: loguniform, low: 1.0e-3, high: 1.0e-2}
+"""
+
+
+def commands_of(family: str, folder: pathlib.Path, trained: pathlib.Path) -> tuple[Callable, list[str], list[str]]:
+    """Return a command's function and arguments in a fresh folder, and the outputs that are there before it.
+
+    trained: a run folder.
+    """
+    space = folder / "space.yaml"
+    space.write_text(SPACE)
+    given = {
+        "run": (run.main, [*SMALL, "train.steps=2", f"run.dir={folder}/run"], []),
+        "tune": (tune.main, [*SMALL, "train.steps=2", "--space", str(space), "--output", f"{folder}/study"], []),
+        "lr_find": (lr_find.main, [*SMALL, f"run.dir={folder}/run"], []),
+        "evaluate": (evaluate.main, ["--run", str(trained), "--output", f"{folder}/found.json"], ["found.json"]),
+        "export_pt": (export.main, ["--run", str(trained), "--output", f"{folder}/weights.pt"], ["weights.pt"]),
+        "export_safetensors": (
+            export.main, ["--run", str(trained), "--output", f"{folder}/weights.safetensors"], ["weights.safetensors"]
+        ),
+        "report": (report.main, ["--run", str(trained), "--output", f"{folder}/page.html"], ["page.html"]),
+        "checkpoints": (checkpoints.main, ["verify", "--run", str(trained)], []),
+    }  # fmt: skip
+    for name in given[family][2]:
+        (folder / name).write_text("precious")
+    return given[family]
+
+
+FAMILIES = ("run", "tune", "lr_find", "evaluate", "export_pt", "export_safetensors", "report", "checkpoints")
+
+
+def once(faults: Faults, family: str, trained: pathlib.Path) -> str:
+    """Run the command with the failing place; return what is wrong with its end, or ""."""
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        main, arguments, outputs = commands_of(family, folder, trained)
+        try:
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), faults.watching():
+                code = main(arguments)
+        except SystemExit as ended:
+            code = ended.code
+        except Exception:
+            return f"a traceback: {traceback.format_exc().splitlines()[-1]}"
+        spoiled = [
+            name
+            for name in outputs
+            if (folder / name).stat().st_size < 8 or (code and (folder / name).read_bytes() != b"precious")
+        ]
+        left = [path.name for path in folder.rglob("*.part")]
+    lines = [line for line in said.getvalue().splitlines() if "error: " in line]
+    if spoiled:
+        return f"{spoiled[0]} was lost"
+    if left:
+        return f"{left[0]} was left behind"
+    if not code:
+        return ""
+    if faults.failing is None:
+        return f"exit code {code}: {said.getvalue()[-300:]}"
+    parts = [part for path in faults.failed for part in pathlib.PurePath(path).parts[-2:]]
+    if not any(part.removeprefix(".").removesuffix(".part") in lines[0] for part in parts) and parts:
+        return f"no path: {lines[0]}"
+    return ""
+
+
+def sweep(families: Sequence[str]) -> list[str]:
+    """Let each place of the commands fail; return what is wrong, one line for each."""
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        trained = pathlib.Path(temporary) / "run"
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert run.main([*SMALL, "train.steps=2", f"run.dir={trained}"]) == 0
+        for family in families:
+            faults = Faults()
+            assert not (problem := once(faults, family, trained)), f"{family} without a fault: {problem}"
+            for place in sorted(faults.places):
+                faults.failing, faults.failed = place, set()
+                problem = once(faults, family, trained)
+                print(f"{family} {' '.join(place)}: {problem or 'ok'}", file=sys.stderr, flush=True)
+                found += [f"{family} {' '.join(place)}: {problem}"] if problem else []
+    return found
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("families", choices=FAMILIES, nargs="+")
+    found = sweep(p.parse_args().families)
+    print(json.dumps(found))
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

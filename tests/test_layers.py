@@ -33,6 +33,7 @@ TORCH_PACKAGES = {
     "optimizers",
     "replicas",
     "same_tensors",
+    "torchvision_operators",
     "loose_parameters",
     "step_record",
     "forward_record",

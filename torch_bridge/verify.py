@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("verify: give --run DIR, or --module PKG:FUNCTION with --data PKG:FUNCTION")
     if arguments.module is not None:
         return _verify_module(arguments)
-    if run_dir.made_in_python(arguments.run):
+    if arguments.run is not None and run_dir.made_in_python(arguments.run):
         raise UserError(
             f"{arguments.run}: its module was made in Python; name the functions that make it and its data, and it is "
             "compared with itself under torch, with this run's weights: --module PKG:FUNCTION --data PKG:FUNCTION "

@@ -49,6 +49,7 @@ docs: .venv/installed-test
 
 .venv/installed-test: .venv/installed-run
 	$(PIP_INSTALL) -e '.[torch,images,text,fmri,tracking,tune,plan,drop-in,dev]'
+	$(BIN)/python -m torch_bridge.torchvision_operators
 	touch $@
 
 clean:

@@ -18,8 +18,8 @@ import torch
 from benchmarks import parser, save
 from jaxtrain import Trainer, TrainingConfig, config_io
 from jaxtrain.runtime import host_memory
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from jaxtrain.task import find_task
+from torch_bridge.torchvision_operators import declare_torchvision
 
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import drop_in_answers
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

@@ -139,7 +139,8 @@ class _Weights(NamedTuple):
 
 def _weights(folder: pathlib.Path, checkpoint: str | None, averaged: bool | None = None) -> _Weights:
     """Return the weights of a checkpoint with its task, config and metadata."""
-    from jaxtrain.train import recorded_model, run_dir
+    from jaxtrain.train import run_dir
+    from jaxtrain.train.checkpoint import recorded_model
     from torch_bridge import files
     from torch_bridge.state_dict import open_state_dict
 

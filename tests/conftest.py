@@ -99,6 +99,6 @@ def _imported(node):
 
 _TORCH_FREE = importlib.util.find_spec("torch") is None
 if not _TORCH_FREE:
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision as declare
+    from torch_bridge.torchvision_operators import declare_torchvision as declare
 
     declare()  # before anything imports timm or transformers

@@ -73,7 +73,7 @@ def vision_transformer(settings: list, devices: list):
     import torch
 
     from jaxtrain import Trainer, TrainingConfig
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+    from torch_bridge.torchvision_operators import declare_torchvision
 
     declare_torchvision()
     import timm

@@ -139,6 +139,20 @@ ELSEWHERE = {
         "srun python -m jaxtrain.run --config F",  # under the variables that Slurm and OpenMPI set
         "mpirun -np 8 python -m jaxtrain.run --config F",
     ],
+    "tests/e2e/test_best_weights.py::test_the_export_of_a_run_made_in_python_holds_the_best_weights_bit_for_bit": [
+        "jaxtrain export --run DIR --output F.pt",
+    ],
+    "tests/e2e/test_best_weights.py::test_evaluate_reports_what_the_run_recorded": ["jaxtrain evaluate --run DIR"],
+    "tests/unit/bridge/test_torchvision_operators.py::"
+    "test_what_imports_torchvision_can_be_imported_and_its_models_compute": [
+        "python -m torch_bridge.torchvision_operators",
+    ],
+    "tests/e2e/test_own_script.py::test_two_processes_of_a_script_train_the_model_of_one": [
+        "torchrun --nproc_per_node=8 train.py",
+        "torchrun --nproc_per_node=2 train.py",
+        "srun --ntasks=2 python train.py",  # under the variables that Slurm and OpenMPI set
+        "mpirun -np 2 python train.py",
+    ],
     "tests/e2e/test_continuation_example.py::test_jax_then_torch_ddp_ends_where_jax_does": [
         "python -m jaxtrain.run --config examples/continuation/digits.yaml run.dir=runs/jax",
         "python -m jaxtrain.export --run runs/jax --checkpoint 100 --optimizer --output runs/jax_100.pt",
@@ -224,6 +238,7 @@ NOT_RUN = {
         "pip install 'jaxtrain[plan]'",
         "pip install 'jaxtrain[drop-in,torch]'",
         "pip install 'jaxtrain[hydra]'",
+        "pip install torchvision --index-url https://download.pytorch.org/whl/cpu",
         "pip install pre-commit && pre-commit install",
     ],
     "runs for minutes and makes figures; the command's parser and example are tested (tests/test_public_api.py)": [
@@ -303,7 +318,6 @@ NOT_RUN = {
     ],
     "is torch's own, shown beside ours": [
         "torchrun --nproc_per_node=4",
-        "torchrun --nproc_per_node=8 train.py",
     ],
     "is the test suite": [
         "python -m pytest tests/unit/fmri_autoencoder",

@@ -35,6 +35,7 @@ TORCH_PACKAGES = {
     "optimizers",
     "replicas",
     "same_tensors",
+    "torchvision_operators",
     "loose_parameters",
     "step_record",
     "forward_record",

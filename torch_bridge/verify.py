@@ -24,7 +24,7 @@ from jaxtrain.data import row_keys
 from jaxtrain.data.loader import Loader, make_stream, own_batch_size
 from jaxtrain.data.sources import as_source, describe_size
 from jaxtrain.errors import UserError
-from jaxtrain.systems.torch_module.torch_definition import find
+from jaxtrain.systems.torch_module.torch_definition import dataset_of, find
 from jaxtrain.train import run_dir
 from jaxtrain.train.step import evaluation
 from jaxtrain.train.step.state import ModelDef
@@ -57,9 +57,10 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--weights", metavar="F", help="exported file to check (default: export the checkpoint now)")
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--batches", type=commands.count(), default=1, help="number of batches (default 1)")
-    own = p.add_argument_group("a torch module of your own, in place of --run")
+    own = p.add_argument_group("a torch module of your own, in place of --run; or beside it, with that run's weights")
     own.add_argument("--module", metavar="PKG:FUNCTION", help="() -> a torch.nn.Module")
-    own.add_argument("--data", metavar="PKG:FUNCTION", help="() -> its training Dataset or DataLoader")
+    own.add_argument("--data", metavar="PKG:FUNCTION", help="([split]) -> its training Dataset or DataLoader, as "
+                     "data.target of a YAML")  # fmt: skip
     own.add_argument("--loss", metavar="PKG:NAME", help="a loss module's class, as torch.nn:MSELoss, or a function "
                      "(output, batch); without it the module's own")  # fmt: skip
     own.add_argument("--optimizer", metavar="PKG:FUNCTION", help="(module) -> a torch optimizer, or it and its "
@@ -74,9 +75,17 @@ def main(argv: commands.Arguments = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     commands.quiet_jax()
-    if (arguments.run is None) == (arguments.module is None):
+    if arguments.run is None and arguments.module is None:
         raise UserError("verify: give --run DIR, or --module PKG:FUNCTION with --data PKG:FUNCTION")
-    return _verify_module(arguments) if arguments.run is None else _verify_run(arguments)
+    if arguments.module is not None:
+        return _verify_module(arguments)
+    if arguments.run is not None and run_dir.made_in_python(arguments.run):
+        raise UserError(
+            f"{arguments.run}: its module was made in Python; name the functions that make it and its data, and it is "
+            "compared with itself under torch, with this run's weights: --module PKG:FUNCTION --data PKG:FUNCTION "
+            "[--loss PKG:NAME]. In the script, trainer.load_best() and trainer.verify() do the same"
+        )
+    return _verify_run(arguments)
 
 
 def _verify_module(arguments: argparse.Namespace) -> int:
@@ -88,14 +97,18 @@ def _verify_module(arguments: argparse.Namespace) -> int:
     module = _call(arguments.module, "--module")
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"--module: {arguments.module} gives {type(module).__name__}, wanted a torch.nn.Module")
-    loss = None if arguments.loss is None else find(arguments.loss.replace(":", "."), "--loss")
+    if arguments.run is not None:
+        which = arguments.checkpoint or _best_or_last(pathlib.Path(arguments.run))
+        weights = state_dict(run_dir.load_model(arguments.run, which)[2])
+        _load_strictly(module, {key: to_torch(leaf) for key, leaf in weights.items()}, arguments.run)
+    loss = None if arguments.loss is None else find(arguments.loss, "--loss")
     loss = loss() if isinstance(loss, type) else loss
     stepped: Any = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-3)
     if arguments.optimizer is not None:
         stepped = _call(arguments.optimizer, "--optimizer", module)
     optimizer, scheduler = stepped if isinstance(stepped, tuple) else (stepped, None)
     config = TrainingConfig(batch_size=arguments.batch_size, max_steps=arguments.steps)
-    data = _call(arguments.data, "--data")
+    data = dataset_of(arguments.data, "train", {}, "--data")
     trainer = Trainer(module, data, None, config, loss=loss, optimizer=optimizer, scheduler=scheduler)
     certificate = trainer.verify(arguments.steps)
     arguments.found = certificate.as_dict()
@@ -110,7 +123,7 @@ def _verify_module(arguments: argparse.Namespace) -> int:
 
 def _call(path: str, key: str, *given: Any) -> Any:
     """Call the function at `package:name`. Raises UserError if it does not exist or raises."""
-    made = find(path.replace(":", "."), key)
+    made = find(path, key)
     try:
         return made(*given)
     except UserError:
@@ -118,6 +131,15 @@ def _call(path: str, key: str, *given: Any) -> Any:
     except Exception as error:  # the user's code may raise anything
         words = " ".join(str(error).split())[:300]
         raise UserError(f"{key}: {path} raised {type(error).__name__}: {words}, at {exception_line(error)}") from error
+
+
+def _load_strictly(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], run: str) -> None:
+    try:
+        module.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"--module: the weights of {run} are not this module's: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _verify_run(arguments: argparse.Namespace) -> int:
@@ -230,7 +252,7 @@ def compare_with_twin(folder: pathlib.Path, weights: pathlib.Path, dataset: Any)
 
 
 def _best_or_last(folder: pathlib.Path) -> str:
-    return "best" if run_dir.open_run(folder)[2].best() is not None else "last"
+    return "best" if run_dir.open_checkpoints(folder).best() is not None else "last"
 
 
 def _load_twin(task: Any, config: Any, state: Mapping[str, torch.Tensor]) -> torch.nn.Module:

@@ -20,7 +20,7 @@ import warnings
 
 STARTED, STARTED_PROCESSOR = time.perf_counter(), time.process_time()
 if importlib.util.find_spec("torchvision") is not None:  # its CUDA wheel does not load beside a CPU build of torch
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+    from torch_bridge.torchvision_operators import declare_torchvision
 
     declare_torchvision()
 

@@ -1,4 +1,15 @@
 #!/usr/bin/env bash
-# OpenMPI, one process per GPU. On several machines name the host of process 0: -x MASTER_ADDR=host.
+# OpenMPI, one process per GPU: bash examples/launch/mpirun.sh configs/digits.yaml, or a script of your own. PROCESSES=2 for
+# a machine without GPUs. On several machines name the host of process 0: MASTER_ADDR=host.
 set -eu
-mpirun -np "${GPUS:-8}" python -m jaxtrain.run --config "${1:?a config file}" "${@:2}"
+if [ -f "${VENV:=.venv}/bin/activate" ]; then . "$VENV/bin/activate"; fi
+PROCESSES=${PROCESSES:-${GPUS:-8}}
+target=${1:?a config file, or a script of your own}
+shift
+case $target in
+*.py) set -- "$target" "$@" ;;
+*) set -- -m jaxtrain.run --config "$target" "$@" ;;
+esac
+# --map-by slot:PE=n gives a process n CPUs; every process has a log in logs/
+exec mpirun -np "$PROCESSES" --map-by "slot:PE=${CPUS_PER_PROCESS:-1}" ${MASTER_ADDR:+-x MASTER_ADDR} -x PATH \
+    --output-filename "${LOGS:-logs}" python "$@"

@@ -13,10 +13,8 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +28,6 @@ START_TIMEOUT_S = 120  # until every process has connected to the coordinator
 DECIDE_TIMEOUT_S = 3600  # for process 0 to read what a decision needs, such as a large checkpoint
 GOODBYE_TIMEOUT_S = 5  # for the other processes to end before process 0 does
 SHUTDOWN_TIMEOUT_S = 3600  # for the other processes to end: process 0 may still save, plot or evaluate alone
-ALONE = "JAXTRAIN_PROCESSES=1"
 CHECK_TIMEOUT_S = 60  # until every process has reported its versions, and until the first all-reduce returns
 
 
@@ -117,44 +114,8 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
             f"launch: not all {launch.processes} processes reached {launch.coordinator} within {timeout_s:.0f} s "
             f"({' '.join(str(error).split())[:200]}). Is WORLD_SIZE right, and did every process start?"
         ) from None
-    _end_together()
+    leaving.leave_when_raised(say_goodbye)
     return launch
-
-
-def join(config_text: str, environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Connect a script's process to the others that its launcher started, unless it is connected; return the launch,
-    None for a single process and for one that is connected already.
-
-    config_text: as in `preflight`, which follows. Raises UserError as `setup_distributed` and `preflight` do.
-    """
-    if jax.distributed.is_initialized():
-        return None
-    launch = detect(environ)
-    in_batch_script = launch.launcher == "Slurm" and "SLURM_STEP_NODELIST" not in environ  # srun sets it
-    if launch.processes == 1 or in_batch_script:
-        return None
-    try:
-        setup_distributed(launch)
-    except UserError as error:
-        raise UserError(f"{error}. A process that shall train alone sets {ALONE}") from None
-    preflight(config_text)
-    return launch
-
-
-def _end_together() -> None:
-    """Make an exception that ends this process end it at once: JAX's shutdown would wait for the others, and they for
-    this process's part of a step."""
-    shown = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        shown(kind, error, trace)
-        if jax.distributed.is_initialized() and not issubclass(kind, KeyboardInterrupt):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            say_goodbye()
-            leaving.leave(1)
-
-    sys.excepthook = hook
 
 
 def cleanup_distributed() -> None:

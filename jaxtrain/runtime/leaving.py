@@ -4,6 +4,9 @@ import contextlib
 import os
 import pathlib
 import signal
+import sys
+import types
+from collections.abc import Callable
 from typing import NoReturn
 
 HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.spawn")  # in their command lines, also for forked workers
@@ -16,6 +19,23 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     os._exit(code)
+
+
+def leave_when_raised(goodbye: Callable[[], None]) -> None:
+    """Make an exception that ends this process end it at once, after its traceback: JAX's shutdown would wait for the
+    other processes, and they for this one's part of a step. goodbye: called before. A KeyboardInterrupt ends as ever.
+    """
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        shown(kind, error, trace)
+        if not issubclass(kind, KeyboardInterrupt):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            goodbye()
+            leave(1)
+
+    sys.excepthook = hook
 
 
 def _helpers() -> list[int]:

@@ -341,8 +341,8 @@ class Program:
             if not sums:
                 raise UserError(
                     f"the {split} dataset gave no sample, so there is nothing to evaluate. Is it a stream that was "
-                    "read before? Its __iter__ has to begin anew at each call (return a new iterator, not self); to train "
-                    "without evaluations pass no such dataset"
+                    "read before? Its __iter__ has to begin anew at each call (return a new iterator, not self). To "
+                    "train without evaluations, pass None"
                 )
             metrics = evaluation.compute(self.task, self.config, sums, rows)
             return metrics if own is None else metrics | own.compute()

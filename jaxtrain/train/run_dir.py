@@ -15,7 +15,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime import git
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import Task, trains
-from jaxtrain.train import recorded_model
+from jaxtrain.train.checkpoint import recorded_model
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.step.state import ModelDef
 from torch_bridge.atomic_file import replacing

@@ -12,8 +12,8 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime.launch import broadcast_from_process_zero
 from jaxtrain.runtime.preemption import Preempted, was_saved
 from jaxtrain.runtime.watchdog import Watchdog
-from jaxtrain.train import recorded_model, run_dir
-from jaxtrain.train.checkpoint import best, original_files
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint import best, original_files, recorded_model
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.checkpoint.init_from import WarmStart
 from jaxtrain.train.checkpoint.mirror import Mirror

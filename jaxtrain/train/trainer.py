@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import pathlib
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +16,7 @@ from jaxtrain.runtime.mesh import Layout
 from jaxtrain.task import Task
 from jaxtrain.torch_task import is_torch_module
 from jaxtrain.train import run_dir
-from jaxtrain.train.checkpoint import best, init_from, loading
-from jaxtrain.train.checkpoint.best import SavedCheckpoint
+from jaxtrain.train.checkpoint import loading
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
 from jaxtrain.train.compilation import micro_batch
 from jaxtrain.train.loop import rehearsal
@@ -26,6 +24,7 @@ from jaxtrain.train.loop.callbacks import Callbacks, Control
 from jaxtrain.train.loop.loop import AfterEvaluation
 from jaxtrain.train.program import Program
 from jaxtrain.train.resume import fingerprint, origin
+from jaxtrain.train.resume.saved_weights import SavedWeights
 from jaxtrain.train.search import lr_range
 from jaxtrain.train.session import Session
 from jaxtrain.train.step.state import TrainState
@@ -41,7 +40,7 @@ from jaxtrain.train.verification.certificate import Certificate
 from torch_bridge import state_dict as bridge
 
 
-class Trainer:
+class Trainer(SavedWeights):
     """Trainer of a flax model or a torch module on torch Datasets (or arrays).
 
     model: your own nnx.Module or torch.nn.Module, or None to let the task build it, sharded from the start. It holds
@@ -61,8 +60,7 @@ class Trainer:
     the processes, which then train one model (docs/launching.md).
     Raises UserError for every error that the user can fix.
 
-    exported: the file of the best weights that `train` has written, run folder/exports/best.pt; None before.
-    `program`: step, hyper-parameters, evaluation, as compiled.
+    `program` holds what the run compiles: step, hyper-parameters, evaluation.
     """
 
     def __init__(
@@ -93,9 +91,6 @@ class Trainer:
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})
         self._fingerprint: fingerprint.Fingerprint | None = None
-        self._begun = False  # `folder` is this run's
-        self.exported: pathlib.Path | None = None
-        self._warm: init_from.WarmStart | None = None
         parts = UserParts.of(config, model, loss, optimizer, scheduler, scheduler_interval)
         if is_torch_module(model):
             train_dataset = None if train_dataset is None else as_source(train_dataset, "train")
@@ -106,7 +101,7 @@ class Trainer:
         parts = parts.with_metrics(metrics, compute_metrics, self.user_model, resolved)
         resolved, config = parts.applied(resolved, config)
         self.program = Program(resolved, config, train_dataset, val_dataset, model, devices, abstract, parts)
-        self._initial: weakref.ref | None = None if abstract else weakref.ref(self.program.state)
+        self.begin_fresh(abstract)
         self._edits: ModuleEdits | None = None
         if is_torch_module(self.user_model):
             given = self.user_model, loss
@@ -175,8 +170,7 @@ class Trainer:
             raise ValueError("a variant starts from fresh weights; this trainer was given a model")
         other = copy.copy(self)
         other.program, other._fingerprint = self.program.variant(config), None
-        other._begun, other.exported, other._warm = False, None, None
-        other._initial = weakref.ref(other.program.state)
+        other.begin_fresh()
         return other
 
     # --- a run --------------------------------------------------------------------------------------------------
@@ -221,19 +215,16 @@ class Trainer:
             self._fingerprint = fingerprint.of(self.program, self.user_model, self.user_loss, self.user_data)
         return self._fingerprint
 
-    def _train_locked(
-        self, resume: str, after_evaluation: AfterEvaluation | None, warnings: list[str]
-    ) -> dict[str, Any]:
-        session = Session(
-            self.program, self.fingerprint, resume, self.callbacks, self.run, self.write_back, self._warm_start
-        )
+    def _train_locked(self, resume: str, after: AfterEvaluation | None, warnings: list[str]) -> dict[str, Any]:
+        own = self.callbacks, self.run, self.write_back, self._warm_start
+        session = Session(self.program, self.fingerprint, resume, *own)
         self._begun = not self.config.train.fast_dev_run
         try:
             with contextlib.ExitStack() as stack:
                 for part in (self._edits, self.callbacks.reads):
                     if part is not None:
                         stack.enter_context(part.during_training())
-                return session.run(after_evaluation, warnings)
+                return session.run(after, warnings)
         finally:
             self._fingerprint = session.fingerprint  # as recorded, so that a second train() continues the run
             self.exported = session.exported
@@ -241,69 +232,6 @@ class Trainer:
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
         """Return the checkpoints of the run folder, or of another run's. warn: called with a line about problems."""
         return run_dir.checkpoints(folder or self.folder, self.config, warn)
-
-    # --- checkpoints --------------------------------------------------------------------------------------------
-
-    @property
-    def best(self) -> SavedCheckpoint | None:
-        """Return step, metrics and path of this run's best checkpoint by evaluation.metric; None if there is none.
-
-        Raises UserError if a named run folder holds another run, or the best checkpoint was not kept.
-        """
-        if not self._begun:
-            self._choose_folder()
-        checkpoints = self.checkpoints()
-        return None if checkpoints.best() is None else best.find(checkpoints, "best")
-
-    def load_best(self) -> SavedCheckpoint:
-        """Load the weights of this run's best checkpoint; see `load_checkpoint`."""
-        return self.load_checkpoint("best")
-
-    def load_checkpoint(self, which: str | int = "best") -> SavedCheckpoint:
-        """Load the weights and buffers of a checkpoint of this run, and write them into the model that was passed.
-
-        which: "best" by evaluation.metric, "last", or a step. `state_dict`, `model`, `evaluate` and the torch module
-        then have these weights; an optimizer stays as it is, and `train` goes on from the newest checkpoint. A script
-        started again finds its run folder as `train` does. All processes of a run call it. Returns step, metrics and
-        path. Raises UserError if there is no such checkpoint, it is damaged, or the folder holds another run.
-        """
-        if not self._begun:
-            self._take_edits()
-            self._choose_folder()
-        loaded = best.load(self.program, self.checkpoints(), str(which))
-        self._begun = True
-        self.write_back()
-        return loaded
-
-    def _choose_folder(self) -> None:
-        """Set the run folder to the one that `train` would go on in."""
-        for line in origin.choose_folder(self.program, self.fingerprint, "auto", False):
-            print(line)
-
-    def _take_edits(self) -> None:
-        """Load what the torch module holds now, if it was changed outside a run."""
-        fresh = self._is_fresh()
-        if self._edits is not None and self._edits.take_over(self.program):
-            self._fingerprint = None
-            self._initial = weakref.ref(self.program.state) if fresh else None
-
-    def _take_weights(self) -> None:
-        """Load what the torch module holds now; before a run begins, also the weights of `init_from`."""
-        self._take_edits()
-        if self._is_fresh() and self.config.init_from is not None:
-            _ = self.fingerprint  # of the run with its first weights
-            self._warm_start()
-            self.write_back()
-
-    def _is_fresh(self) -> bool:
-        """Return True if the state is the initial one."""
-        return self._initial is not None and self._initial() is self.program.state
-
-    def _warm_start(self) -> init_from.WarmStart | None:
-        """Load the weights of `init_from`, once; return what it has loaded, None without the setting."""
-        if self._warm is None and self.config.init_from is not None:
-            self._warm = init_from.apply(self.program, self.config.init_from)
-        return self._warm
 
     def evaluate(self, split: str = "validation") -> dict[str, float]:
         """Return the metrics of the current weights (the averaged ones if they exist) on a whole split."""

@@ -127,7 +127,7 @@ def accelerate(folder: pathlib.Path, killed_at: int) -> nn.Module:
 
 
 def main() -> None:
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+    from torch_bridge.torchvision_operators import declare_torchvision
 
     declare_torchvision()
     kind, folder, killed_at = sys.argv[1], pathlib.Path(sys.argv[2]), int([*sys.argv, 0][3])

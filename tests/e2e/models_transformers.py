@@ -3,8 +3,8 @@
 import torch
 import transformers
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.architectures import Architecture
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from jaxtrain import Trainer, TrainingConfig, WholeSplit
 from jaxtrain.runtime import launch
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 
 class Sentences(Dataset):

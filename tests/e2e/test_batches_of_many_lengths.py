@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from jaxtrain import Trainer, TrainingConfig, UserError
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 BATCH, SAMPLES, EPOCHS = 8, 44, 2  # the last batch of an epoch has 4 samples
 

@@ -124,3 +124,15 @@ def test_the_command_writes_a_page_and_its_json(tmp_path, capsys, monkeypatch):
     assert "twice, call 2" in page
     assert "http://" not in page
     assert "https://" not in page
+
+
+def test_a_scripts_run_is_compared_with_its_module_under_torch(tmp_path, capsys):
+    torch.manual_seed(0)
+    trainer_of(Net(), tmp_path).train()
+    here, run = __name__, str(tmp_path / "run")
+    assert verify.main(["--run", run, "--quiet"]) == 2
+    assert "--module PKG:FUNCTION --data PKG:FUNCTION" in capsys.readouterr().err
+    named = ["--module", f"{here}:Net", "--data", f"{here}.make_data", "--loss", "torch.nn:MSELoss", "--steps", "2"]
+    assert verify.main(["--run", run, *named]) == 0
+    assert verify.main(["--run", run, "--module", "torch.nn:Identity", *named[2:]]) == 2
+    assert "the weights of" in capsys.readouterr().err

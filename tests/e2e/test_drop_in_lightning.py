@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxtrain import UserError
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 lightning = pytest.importorskip("lightning")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jaxtrain import UserError
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 declare_torchvision()

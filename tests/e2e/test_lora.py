@@ -8,8 +8,9 @@ from torch import nn
 
 from jaxtrain import Trainer, TrainingConfig, export, run
 from jaxtrain.errors import UserError
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision, keywords
+from jaxtrain.systems.torch_module.torch_examples import keywords
 from torch_bridge import files
+from torch_bridge.torchvision_operators import declare_torchvision
 from torch_bridge.training import lora
 
 SETTINGS = {"rank": 4, "alpha": 8, "match": ["query", "value"], "modules_to_save": ["classifier"]}

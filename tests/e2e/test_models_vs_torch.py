@@ -39,7 +39,7 @@ class Tokens(torch.utils.data.Dataset):
 
 
 def hugging_face():
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+    from torch_bridge.torchvision_operators import declare_torchvision
 
     declare_torchvision()
     return pytest.importorskip("transformers")

@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 # Beside a CPU build of torch, PyPI's torchvision, which Lightning imports, wants this first.
-TORCHVISION = "from jaxtrain.systems.torch_module.torch_examples import declare_torchvision\ndeclare_torchvision()"
+TORCHVISION = "from torch_bridge.torchvision_operators import declare_torchvision\ndeclare_torchvision()"
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 LAST = {  # what the named cell must show
     "quickstart.ipynb": (5, "Sequential in JAX equals torch in"),

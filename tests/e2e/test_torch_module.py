@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxtrain import Trainer, TrainingConfig, UserError
-from jaxtrain.systems.torch_module import torch_examples
+from jaxtrain.systems.torch_module import torch_definition, torch_examples
 
 pytestmark = pytest.mark.slow
 
@@ -227,3 +227,16 @@ def test_what_does_not_go_together_is_said(options, expected, tmp_path):
 def test_a_torch_module_without_data_is_refused(tmp_path):
     with pytest.raises(UserError, match="a torch module needs its dataset"):
         Trainer(Small(), None, None, config(tmp_path), loss=nn.CrossEntropyLoss())
+
+
+def all_digits() -> torch.utils.data.Dataset:
+    """A function without `split`, as `jaxtrain verify --data` may name."""
+    return torch_examples.digits("train", limit=32)
+
+
+@pytest.mark.parametrize("separator", [".", ":"])
+def test_verify_and_a_yaml_name_data_in_the_same_ways(separator):
+    of = lambda name, split: torch_definition.dataset_of(f"{__name__}{separator}{name}", split, {}, "data.target")
+    assert len(of("all_digits", "train")) == 32
+    assert of("all_digits", "validation") is None
+    assert len(of("digits", "train")) == 320

@@ -8,10 +8,11 @@ import torch
 from jaxtrain import UserError
 from jaxtrain.run import main
 from jaxtrain.systems.torch_module import torch_examples
+from torch_bridge import torchvision_operators
 
 pytestmark = pytest.mark.slow
 
-torch_examples.declare_torchvision()
+torchvision_operators.declare_torchvision()
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("timm")
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from jaxtrain import Trainer, TrainingConfig, UserError, WholeSplit
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 pytestmark = pytest.mark.slow
 

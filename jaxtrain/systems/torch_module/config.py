@@ -14,7 +14,7 @@ class Model(Section):
 
 
 class Data(DataConfig):
-    target: Annotated[str | None, ImportPath] = None  # of a function (split, **kwargs) -> torch Dataset or None
+    target: Annotated[str | None, ImportPath] = None  # of a function ([split,] **kwargs) -> torch Dataset or None
     kwargs: dict[str, Any] = {}
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -52,12 +53,27 @@ def build_data(config: Any, split: str) -> Any:
 def _source(data: Mapping[str, Any], split: str) -> Any:
     if data["target"] is None:
         return None
-    dataset = construct(data["target"], {"split": split, **data["kwargs"]}, "data.target")
+    dataset = dataset_of(data["target"], split, data["kwargs"], "data.target")
     return None if dataset is None else as_source(dataset, split)
 
 
+def dataset_of(path: str, split: str, kwargs: Mapping[str, Any], key: str) -> Any:
+    """Call the function at an import path that gives a split's Dataset or DataLoader, or None; of a function without
+    an argument `split`, the training data. Raises UserError as `construct`."""
+    made = find(path, key)
+    try:
+        parameters = inspect.signature(made).parameters.values()
+        takes_split = any(p.name == "split" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    except (ValueError, TypeError):  # C code tells no signature
+        takes_split = True
+    if not takes_split and split != "train":
+        return None
+    return construct(path, {**({"split": split} if takes_split else {}), **kwargs}, key)
+
+
 def find(path: str, key: str) -> Any:
-    """Return the object at an import path. Raises UserError that names the missing part."""
+    """Return the object at an import path, package.name or package:name. Raises UserError naming the missing part."""
+    path = path.replace(":", ".")
     module_name, _, name = path.rpartition(".")
     parts = [name]
     while module_name:

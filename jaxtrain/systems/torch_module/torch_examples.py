@@ -1,19 +1,18 @@
 """Modules and Datasets for the example configs and the tests: small, offline, deterministic."""
 
 import difflib
-import importlib.util
 import pathlib
-import sys
 from typing import Any
 
 import numpy as np
 import torch
-from torch import library, nn
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from jaxtrain import hub
 from jaxtrain.data.digits import load_digits
 from jaxtrain.errors import UserError
+from torch_bridge.torchvision_operators import declare_torchvision
 
 
 class DigitsNet(nn.Module):
@@ -130,22 +129,3 @@ def timm(model_name: str, **settings: Any) -> nn.Module:
         near = difflib.get_close_matches(model_name, known)
         raise UserError(f"model.kwargs.model_name: timm has no {model_name!r}; near it are {', '.join(near) or 'none'}")
     return timm.create_model(model_name, **settings)
-
-
-def declare_torchvision() -> None:
-    """Make torchvision importable with a CPU build of torch, by declaring two operators that its import expects.
-
-    timm and transformers import torchvision, whose wheel from PyPI is built for CUDA. With a CPU build of torch its
-    kernels do not load, and its import fails because the two operators are missing. Models use neither.
-    """
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        for name in ("nms", "qnms"):
-            library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]

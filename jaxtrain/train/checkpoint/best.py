@@ -77,7 +77,7 @@ def export(program: Any, checkpoints: Checkpoints) -> pathlib.Path:
     return files.save(weights, checkpoints.folder.parent / EXPORTS / name, follow=False)
 
 
-def _weights(program: Any, checkpoints: Checkpoints, step: int) -> Mapping[str, Any]:
+def _weights(program: Any, checkpoints: Checkpoints, step: int) -> dict[str, Any]:
     state = program.state
     shapes = jax.eval_shape(
         lambda: {"params": state.params, "frozen": state.frozen, "buffers": state.buffers, "ema": state.ema}

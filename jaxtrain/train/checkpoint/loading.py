@@ -44,7 +44,7 @@ def load(
     return missing, unexpected
 
 
-def with_extra_states(program: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_extra_states(program: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Return a state dict with what a user's torch module has besides tensors: extra states and format versions."""
     module = torch_module(program)
     if module is None:

@@ -24,8 +24,7 @@ from jaxtrain import strict_json
 from jaxtrain.errors import UserError
 from jaxtrain.redaction import mask
 from jaxtrain.runtime import plain_files
-from jaxtrain.train import recorded_model
-from jaxtrain.train.checkpoint import manifest, retention
+from jaxtrain.train.checkpoint import manifest, recorded_model, retention
 from jaxtrain.train.checkpoint.retention import COMMITTED, PART
 from jaxtrain.train.checkpoint.save_failures import reason_of
 from torch_bridge.atomic_file import replacing

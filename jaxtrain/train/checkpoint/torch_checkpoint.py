@@ -26,7 +26,8 @@ from jaxtrain.optim import schedules
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
 from jaxtrain.task import trains
-from jaxtrain.train import recorded_model, run_dir
+from jaxtrain.train import run_dir
+from jaxtrain.train.checkpoint import recorded_model
 from jaxtrain.train.checkpoint.state_tree import enumerate_leaves
 from jaxtrain.train.step.init_state import group_labels
 from jaxtrain.train.step.state import ModelDef, initial_scale

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import launch
+from jaxtrain.runtime import joining, launch
 from jaxtrain.torch_task import is_torch_module
 
 _models = itertools.count()  # numbers the models; all processes make them in the same order
@@ -26,7 +26,7 @@ def join(config: TrainingConfig, model: Any, loss: Any = None) -> None:
 
     Raises UserError if the processes cannot meet, or differ in versions, config or the model's tensors.
     """
-    joined = launch.join(config_io.dump(config), os.environ)
+    joined = joining.join(config_io.dump(config), os.environ)
     if joined is not None and joined.process == 0 and not config.run.quiet:
         print(joined, flush=True)
     if jax.process_count() == 1 or model is None:

@@ -3,8 +3,8 @@
 from torch.nn import functional as F
 
 import torch  # isort: skip
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import Certified, images, rows, tokens
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

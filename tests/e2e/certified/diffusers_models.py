@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional as F
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import SAMPLES, Certified, images, rows
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import SAMPLES, Certified, rows
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

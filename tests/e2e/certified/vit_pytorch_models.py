@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from tests.e2e.certified import Certified, classes, images, rows
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from jaxtrain import UserError
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from torch_bridge import compiled_call
 from torch_bridge.compiled_call import CompiledCall, CompiledForward
 from torch_bridge.step_record import CannotRecord
+from torch_bridge.torchvision_operators import declare_torchvision
 
 
 class Net(nn.Module):

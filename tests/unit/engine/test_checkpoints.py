@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from jaxtrain import UserError, export, run
+from jaxtrain import UserError, debug, run
 from jaxtrain import checkpoints as checkpoints_command
 from jaxtrain.runtime import folder_lock
 from jaxtrain.runtime.folder_lock import FolderLock
@@ -106,8 +106,8 @@ def test_list_verify_and_prune_on_the_command_line(whole, tmp_path, capsys):
 
 
 def test_a_command_that_needs_the_model_of_a_script_says_what_does_it_there(whole, capsys):
-    assert export.main(["--run", str(whole[0]), "--output", "a.pt"]) == 2
-    assert "its model was handed over in Python" in capsys.readouterr().err
+    assert debug.main(["--run", str(whole[0]), "--step", "1"]) == 2
+    assert "its model was made in Python" in capsys.readouterr().err
 
 
 def test_a_run_that_is_complete_says_how_to_go_on(whole, tmp_path, capsys):

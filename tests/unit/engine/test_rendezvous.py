@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import launch, rendezvous
+from jaxtrain.runtime import joining, launch, rendezvous
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_script_joins_the_processes_of_its_launcher(environ, joins, monkeypatc
     joined = []
     monkeypatch.setattr(launch, "setup_distributed", joined.append)
     monkeypatch.setattr(launch, "preflight", joined.append)
-    found = launch.join("the config", environ)
+    found = joining.join("the config", environ)
     assert joined == ([found, "the config"] if joins else [])
 
 
@@ -132,4 +132,4 @@ def test_a_script_whose_others_never_come_is_told_how_to_train_alone(monkeypatch
 
     monkeypatch.setattr(launch, "setup_distributed", fail)
     with pytest.raises(UserError, match="JAXTRAIN_PROCESSES=1"):
-        launch.join("", TORCHRUN)
+        joining.join("", TORCHRUN)

@@ -12,9 +12,9 @@ from flax import nnx
 from jaxtrain.nn.vit import VisionTransformer, call_block, vit_size
 from jaxtrain.systems.hjepa.model import HJEPA
 from jaxtrain.systems.hjepa.torch_vit import VisionTransformer as TorchViT
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 from torch_bridge.datasets import to_torch
 from torch_bridge.state_dict import load_state_dict, state_dict
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 timm = importlib.import_module("timm")

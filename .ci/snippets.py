@@ -14,7 +14,13 @@ PRELUDE = (
     "import torch, jaxtrain; from torch import nn; from torch.utils.data import DataLoader; "
     "from jaxtrain import Trainer, TrainingConfig, load_config; trainer = Trainer()"
 )
-UNCHECKED = ("UndefinedVariable", "Redeclaration", "PossiblyUnbound", "OptionalMemberAccess", "OptionalSubscript")
+UNCHECKED = (
+    "UndefinedVariable",
+    "Redeclaration",
+    "PossiblyUnboundVariable",
+    "OptionalMemberAccess",
+    "OptionalSubscript",
+)
 RULES = ", ".join(["# pyright: basic", *(f"report{rule}=false" for rule in UNCHECKED)])
 
 

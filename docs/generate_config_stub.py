@@ -12,7 +12,7 @@ import sys
 
 from generate_reference import comments
 
-from jaxtrain import config
+from jaxtrain import config, task
 
 SOURCE = pathlib.Path(config.__file__)
 STUB = SOURCE.with_suffix(".pyi")
@@ -68,9 +68,8 @@ def _indented(doc: str, indent: str) -> str:
 
 
 def _class(node: ast.ClassDef) -> str:
-    """A class that holds no settings. Sections are frozen: to assign to a setting is an error."""
-    frozen = [*map(ast.unparse, node.bases), "frozen=True"] if node.name == "Section" else map(ast.unparse, node.bases)
-    bases = ", ".join(frozen)
+    """A class that holds no settings."""
+    bases = ", ".join(map(ast.unparse, node.bases))
     return f'class {node.name}{f"({bases})" if bases else ""}:\n    """{ast.get_docstring(node)}"""\n'
 
 
@@ -83,7 +82,7 @@ def _section(node: ast.ClassDef) -> str:
         name, meaning = field.target.id, meanings.get(field.target.id, "")
         doc = f'    """{meaning.replace(chr(92), chr(92) * 2)}"""\n' if meaning else ""
         typed.append(f"    {name}: {_accepted(node.name, name, field.annotation)}\n")
-        shown.append(f"    {name}: {ast.unparse(field.annotation)}\n{doc}")
+        shown.append(f"    {name}: {ast.unparse(field.annotation)} = ...\n{doc}")
         parameters.append(
             f"        {name}: {_accepted(node.name, name, field.annotation)} = {_default(node.name, name)},\n"
         )
@@ -95,13 +94,21 @@ def _section(node: ast.ClassDef) -> str:
         ""
         if node.name == "TrainingConfig"
         else f"class {_options(node.name)}(TypedDict, total=False):\n{''.join(typed)}\n",
-        f"class {node.name}(Section, frozen=True):\n",
+        f"class {node.name}(Section):\n",
         f'    """{_indented(doc, "    ")}"""\n\n' if doc else "",
         *shown,
         f"\n    def __init__(\n        self,\n        *,\n{''.join(parameters)}    ) -> None: ...\n",
         *(f"{_function(one, '    ')}" for one in public),
+        *(_task_sections() if node.name == "TrainingConfig" else ()),
     ]
     return "".join(parts)
+
+
+def _task_sections() -> list[str]:
+    """Return the sections that the shipped tasks add: `load_config("configs/digits.yaml").model`."""
+    added = {name for one in task.task_names() for name in task.find_task(one).sections}
+    lines = '    @property\n    def {}(self) -> Any:\n        """Section of tasks that have it."""\n'
+    return [lines.format(name) for name in sorted(added - set(config.TrainingConfig.model_fields))]
 
 
 def _options(name: str) -> str:

@@ -22,7 +22,7 @@ class ImportPath:
 class _Checked(type(BaseModel)):
     """Class of sections: what Python code gives wrongly is told as a file's mistakes are, in a UserError."""
 
-class Section(BaseModel, frozen=True):
+class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
 class RunOptions(TypedDict, total=False):
@@ -30,12 +30,12 @@ class RunOptions(TypedDict, total=False):
     dir: str | pathlib.PurePath | None
     quiet: bool
 
-class RunConfig(Section, frozen=True):
-    name: str | None
+class RunConfig(Section):
+    name: str | None = ...
     """folder under runs/, one name without `/`; the config file's name if left out"""
-    dir: str | None
+    dir: str | None = ...
     """the run folder itself; runs/<name> if left out"""
-    quiet: bool
+    quiet: bool = ...
     """no progress bar, warnings only"""
 
     def __init__(
@@ -67,37 +67,37 @@ class DataOptions(TypedDict, total=False):
     shuffle_buffer: int | None
     timeout_s: float
 
-class DataConfig(Section, frozen=True):
-    batch_size: int
+class DataConfig(Section):
+    batch_size: int = ...
     """per optimizer step, over all devices and micro-batches"""
-    eval_batch_size: int | None
+    eval_batch_size: int | None = ...
     """per evaluation step; default batch_size"""
-    shuffle: bool
-    drop_last: bool
+    shuffle: bool = ...
+    drop_last: bool = ...
     """leave out the last, uneven batch of a training epoch"""
-    num_workers: int
+    num_workers: int = ...
     """worker processes that read items; 0 reads in a thread"""
-    start_method: Literal['forkserver', 'spawn', 'fork']
+    start_method: Literal['forkserver', 'spawn', 'fork'] = ...
     """of worker processes; fork only before JAX"""
-    prefetch_batches: int
+    prefetch_batches: int = ...
     """batches kept ready on the device"""
-    placement: Literal['auto', 'host', 'device']
+    placement: Literal['auto', 'host', 'device'] = ...
     """device: the whole dataset lives there, gathered in the step"""
-    device_limit_bytes: int
+    device_limit_bytes: int = ...
     """auto places a dataset on the device up to this size"""
-    shapes: Literal['auto', 'exact', 'one']
+    shapes: Literal['auto', 'exact', 'one'] = ...
     """batches of many lengths: auto pads them to a few, exact does not"""
-    micro_batch: int | Literal['auto'] | None
+    micro_batch: int | Literal['auto'] | None = ...
     """samples of one; auto: as many as fit. Sets train.accumulate_steps"""
-    memory_limit_bytes: int | None
+    memory_limit_bytes: int | None = ...
     """of a device, for micro_batch=auto; its own if left out"""
-    pad_values: dict[str, float]
+    pad_values: dict[str, float] = ...
     """by entry of a batch: what fills it up, where the collate function does not tell"""
-    stream_shards: int | None
+    stream_shards: int | None = ...
     """divide an IterableDataset over processes and workers"""
-    shuffle_buffer: int | None
+    shuffle_buffer: int | None = ...
     """samples of each shard that are held, and given shuffled"""
-    timeout_s: float
+    timeout_s: float = ...
     """a batch that takes longer ends the run with the sample's index"""
 
     def __init__(
@@ -138,34 +138,34 @@ class ScheduleOptions(TypedDict, total=False):
     metric: str | pathlib.PurePath
     mode: Literal['min', 'max']
 
-class ScheduleConfig(Section, frozen=True):
-    name: Literal['constant', 'cosine', 'cosine_with_restarts', 'linear', 'polynomial', 'step', 'wsd', 'plateau']
-    warmup_steps: int | None
+class ScheduleConfig(Section):
+    name: Literal['constant', 'cosine', 'cosine_with_restarts', 'linear', 'polynomial', 'step', 'wsd', 'plateau'] = ...
+    warmup_steps: int | None = ...
     """optimizer steps; one of the three warmup keys"""
-    warmup_epochs: float | None
-    warmup_ratio: float | None
+    warmup_epochs: float | None = ...
+    warmup_ratio: float | None = ...
     """of all steps"""
-    warmup_start: float
+    warmup_start: float = ...
     """learning rate of step 0, as a fraction of lr"""
-    min_lr: float
+    min_lr: float = ...
     """learning rate at the end, absolute"""
-    stable_ratio: float
+    stable_ratio: float = ...
     """wsd: fraction of the steps after warm-up that stay at lr"""
-    cycles: int
+    cycles: int = ...
     """cosine_with_restarts"""
-    power: float
+    power: float = ...
     """polynomial"""
-    step_epochs: int
+    step_epochs: int = ...
     """step: epochs between two drops"""
-    factor: float
+    factor: float = ...
     """step, plateau: lr is multiplied by it"""
-    patience: int
+    patience: int = ...
     """plateau: evaluations without improvement before a drop"""
-    threshold: float
+    threshold: float = ...
     """plateau: relative improvement that counts"""
-    metric: str
+    metric: str = ...
     """plateau: validation metric it watches"""
-    mode: Literal['min', 'max']
+    mode: Literal['min', 'max'] = ...
 
     def __init__(
         self,
@@ -195,18 +195,18 @@ class GroupOptions(TypedDict, total=False):
     freeze_until_epoch: int | None
     freeze_after_epoch: int | None
 
-class GroupConfig(Section, frozen=True):
+class GroupConfig(Section):
     """Overrides for one group of parameters: those whose names match, or that the task calls so."""
 
-    match: str | tuple[str, ...] | None
+    match: str | tuple[str, ...] | None = ...
     """patterns of parameter names, as encoder.*; the first group that fits"""
-    lr: float | None
-    weight_decay: float | None
-    freeze: bool
+    lr: float | None = ...
+    weight_decay: float | None = ...
+    freeze: bool = ...
     """never train it"""
-    freeze_until_epoch: int | None
+    freeze_until_epoch: int | None = ...
     """frozen for so many epochs at first"""
-    freeze_after_epoch: int | None
+    freeze_after_epoch: int | None = ...
     """frozen once so many epochs have passed"""
 
     def __init__(
@@ -239,33 +239,33 @@ class OptimOptions(TypedDict, total=False):
     ema_decay: float | None
     schedule: ScheduleConfig | ScheduleOptions
 
-class OptimConfig(Section, frozen=True):
-    name: Annotated[str, ImportPath]
+class OptimConfig(Section):
+    name: Annotated[str, ImportPath] = ...
     """adam, sgd, lion, muon, adafactor; or my_package.function (optax)"""
-    lr: float
+    lr: float = ...
     """peak value, per optimizer step, after warm-up; auto: see auto_lr"""
-    auto_lr: bool
+    auto_lr: bool = ...
     """also `lr: auto`: a range test before the first step finds lr (jaxtrain.lr_find's steepest)"""
-    weight_decay: float
+    weight_decay: float = ...
     """decoupled for adamw, lion, muon; L2 for adam and sgd, as in torch"""
-    decay_bias_and_norm: bool
+    decay_bias_and_norm: bool = ...
     """torch decays everything; False spares biases and normalisation gains"""
-    beta1: float
-    beta2: float
-    eps: float
-    momentum: float
+    beta1: float = ...
+    beta2: float = ...
+    eps: float = ...
+    momentum: float = ...
     """sgd; muon, where 0 means 0.95"""
-    nesterov: bool
+    nesterov: bool = ...
     """sgd"""
-    clip_norm: float | None
+    clip_norm: float | None = ...
     """global L2 norm of the gradients; null: no clipping"""
-    groups: dict[str, GroupConfig]
+    groups: dict[str, GroupConfig] = ...
     """by name: of your own with `match`, or those that the task gives"""
-    layer_decay: float | None
+    layer_decay: float | None = ...
     """lr of each layer, times that of the layer above it"""
-    ema_decay: float | None
+    ema_decay: float | None = ...
     """keep an average of the weights, evaluate and export it"""
-    schedule: ScheduleConfig
+    schedule: ScheduleConfig = ...
 
     def __init__(
         self,
@@ -304,30 +304,30 @@ class TrainOptions(TypedDict, total=False):
     hang_timeout_s: float | None
     spike_factor: float | None
 
-class TrainConfig(Section, frozen=True):
-    epochs: int | None
+class TrainConfig(Section):
+    epochs: int | None = ...
     """passes over the training data; steps wins where both are given"""
-    steps: int | None
+    steps: int | None = ...
     """optimizer steps"""
-    overfit_batches: int | None
+    overfit_batches: int | None = ...
     """train and evaluate on the first n batches, over and over"""
-    fast_dev_run: bool
+    fast_dev_run: bool = ...
     """one batch of training and of evaluation, everything else as ever, nothing kept"""
-    accumulate_steps: int
+    accumulate_steps: int = ...
     """micro-batches per optimizer step"""
-    accumulate_mean: Literal['weighted', 'micro']
+    accumulate_mean: Literal['weighted', 'micro'] = ...
     """micro: mean of the micro-batch means, as the originals"""
-    steps_per_call: int
+    steps_per_call: int = ...
     """optimizer steps in one compiled call"""
-    remat: Literal['none', 'dots', 'full']
+    remat: Literal['none', 'dots', 'full'] = ...
     """what the backward pass recomputes"""
-    log_every_steps: int
-    nan_policy: Literal['stop', 'skip', 'ignore']
-    max_skipped_steps: int
+    log_every_steps: int = ...
+    nan_policy: Literal['stop', 'skip', 'ignore'] = ...
+    max_skipped_steps: int = ...
     """nan_policy skip: more than this ends the run"""
-    hang_timeout_s: float | None
+    hang_timeout_s: float | None = ...
     """no progress for longer ends the run; null learns it"""
-    spike_factor: float | None
+    spike_factor: float | None = ...
     """skip a step whose gradient norm exceeds factor x average"""
 
     def __init__(
@@ -358,20 +358,20 @@ class EvaluationOptions(TypedDict, total=False):
     averaged: bool
     test: bool
 
-class EvaluationConfig(Section, frozen=True):
-    every_epochs: int | None
-    every_steps: int | None
+class EvaluationConfig(Section):
+    every_epochs: int | None = ...
+    every_steps: int | None = ...
     """wins over every_epochs"""
-    metric: str
+    metric: str = ...
     """decides "best", early stopping and best-N"""
-    mode: Literal['min', 'max']
-    patience: int | None
+    mode: Literal['min', 'max'] = ...
+    patience: int | None = ...
     """evaluations without improvement before a stop; null: never"""
-    min_delta: float
+    min_delta: float = ...
     """improvement over the best ever seen that counts"""
-    averaged: bool
+    averaged: bool = ...
     """with optim.ema_decay: evaluate the averaged weights; false: those that train"""
-    test: bool
+    test: bool = ...
     """at the end of `jaxtrain.run`: the best checkpoint's metrics on the test split, too"""
 
     def __init__(
@@ -400,24 +400,24 @@ class CheckpointOptions(TypedDict, total=False):
     export: bool
     torch: Literal['original'] | None
 
-class CheckpointConfig(Section, frozen=True):
-    every_epochs: int | None
-    every_steps: int | None
-    keep_last: int
-    keep_best: int
-    grace_s: float
+class CheckpointConfig(Section):
+    every_epochs: int | None = ...
+    every_steps: int | None = ...
+    keep_last: int = ...
+    keep_best: int = ...
+    grace_s: float = ...
     """time to save in after a preemption signal"""
-    retry_s: float
+    retry_s: float = ...
     """how long the end of a run tries to write its last checkpoint"""
-    mirror: str | None
+    mirror: str | None = ...
     """a second copy of every checkpoint: a folder on another disk, or s3://, gs://, ..."""
-    write_back: bool
+    write_back: bool = ...
     """a model given to Trainer takes the weights at every checkpoint, not only at the end"""
-    save_precision: Literal['fp32', 'bf16', 'fp16'] | None
+    save_precision: Literal['fp32', 'bf16', 'fp16'] | None = ...
     """of exported weights; null: as trained"""
-    export: bool
+    export: bool = ...
     """write the best weights to exports/best.pt at the end of a run"""
-    torch: Literal['original'] | None
+    torch: Literal['original'] | None = ...
     """original: also write the torch project's own checkpoint files"""
 
     def __init__(
@@ -441,12 +441,12 @@ class PrecisionOptions(TypedDict, total=False):
     loss_scale: float
     matmul: Literal['default', 'high', 'highest']
 
-class PrecisionConfig(Section, frozen=True):
-    policy: Literal['fp32', 'bf16', 'bf16_params', 'fp16', 'fp8']
+class PrecisionConfig(Section):
+    policy: Literal['fp32', 'bf16', 'bf16_params', 'fp16', 'fp8'] = ...
     """compute there, with fp32 master weights"""
-    loss_scale: float
+    loss_scale: float = ...
     """fp16: initial dynamic loss scale (GradScaler's init_scale)"""
-    matmul: Literal['default', 'high', 'highest']
+    matmul: Literal['default', 'high', 'highest'] = ...
     """of fp32 products: float32's, as torch's; others: TF32's"""
 
     def __init__(
@@ -466,19 +466,19 @@ class ShardOptions(TypedDict, total=False):
     devices: int | None
     threads: int | None
 
-class ShardConfig(Section, frozen=True):
-    strategy: Literal['ddp', 'ddp_local', 'fsdp', 'shard_grad_op', 'hsdp']
-    replicas: int | None
+class ShardConfig(Section):
+    strategy: Literal['ddp', 'ddp_local', 'fsdp', 'shard_grad_op', 'hsdp'] = ...
+    replicas: int | None = ...
     """hsdp: groups that each hold one copy of the model"""
-    tensor: int
+    tensor: int = ...
     """devices that split one layer, by rules of the task and of `rules`"""
-    rules: dict[str, tuple[Literal['tensor'] | None, ...]]
+    rules: dict[str, tuple[Literal['tensor'] | None, ...]] = ...
     """{pattern of a parameter: [tensor, null]}: its axes"""
-    sequence: int
+    sequence: int = ...
     """devices that share the tokens of one sample, for tasks that can"""
-    devices: int | None
+    devices: int | None = ...
     """use the first n of this process's devices; all if left out"""
-    threads: int | None
+    threads: int | None = ...
     """of a CPU; one per core if left out. 1 suits small models"""
 
     def __init__(
@@ -503,17 +503,17 @@ class TrackingOptions(TypedDict, total=False):
     mlflow_model: str | pathlib.PurePath | None
     mlflow_parent: str | pathlib.PurePath | None
 
-class TrackingConfig(Section, frozen=True):
-    tensorboard: bool
-    histograms_every_steps: int | None
-    wandb: bool
-    wandb_project: str
-    mlflow: bool
-    mlflow_uri: str | None
+class TrackingConfig(Section):
+    tensorboard: bool = ...
+    histograms_every_steps: int | None = ...
+    wandb: bool = ...
+    wandb_project: str = ...
+    mlflow: bool = ...
+    mlflow_uri: str | None = ...
     """sqlite:///... or http://...; default MLFLOW_TRACKING_URI, or a store in the run folder"""
-    mlflow_model: str | None
+    mlflow_model: str | None = ...
     """log the exported model and register it in MLflow under this name"""
-    mlflow_parent: str | None
+    mlflow_parent: str | None = ...
     """id of the MLflow run that this one is nested in; a search sets it"""
 
     def __init__(
@@ -536,18 +536,18 @@ class LoraOptions(TypedDict, total=False):
     match: str | pathlib.PurePath | Sequence[str | pathlib.PurePath]
     modules_to_save: Sequence[str | pathlib.PurePath]
 
-class LoraConfig(Section, frozen=True):
+class LoraConfig(Section):
     """Low-rank adapters for a torch module (`task: torch_module`, or one given to Trainer)."""
 
-    rank: int
+    rank: int = ...
     """of the adapters; 0: none"""
-    alpha: float
+    alpha: float = ...
     """an adapter counts by alpha / rank"""
-    dropout: float
+    dropout: float = ...
     """of what an adapter reads"""
-    match: str | tuple[str, ...]
+    match: str | tuple[str, ...] = ...
     """names of layers, whole or their ends, as query; every Linear if left out"""
-    modules_to_save: tuple[str, ...]
+    modules_to_save: tuple[str, ...] = ...
     """names of submodules that train whole, as classifier"""
 
     def __init__(
@@ -566,10 +566,10 @@ class ProfileOptions(TypedDict, total=False):
     start: int
     steps: int
 
-class ProfileConfig(Section, frozen=True):
-    start: int
+class ProfileConfig(Section):
+    start: int = ...
     """steps of this start of the run that go before the trace"""
-    steps: int
+    steps: int = ...
     """traced steps; 0: no trace"""
 
     def __init__(
@@ -581,34 +581,34 @@ class ProfileConfig(Section, frozen=True):
 
 FLAT_NAMES: dict[str, str]
 
-class TrainingConfig(Section, frozen=True):
+class TrainingConfig(Section):
     """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
 
-    task: str | None
+    task: str | None = ...
     """a system's task ("digits.classify") or an importable one ("my_package.my_task")"""
-    seed: int
+    seed: int = ...
     """the bits of JAX's keys"""
-    compat: Literal['correct', 'original']
+    compat: Literal['correct', 'original'] = ...
     """original: the torch original's training procedure, faults too"""
-    deterministic: bool
+    deterministic: bool = ...
     """XLA's deterministic operations on GPU"""
-    init_from: str | None
+    init_from: str | None = ...
     """start from these weights: a .pt, a .safetensors, a Hugging Face or a run folder"""
-    init_optimizer: bool
+    init_optimizer: bool = ...
     """where that file holds an optimizer's state, go on with it and at its step"""
-    init_strict: bool
+    init_strict: bool = ...
     """false: take the weights of init_from that fit, name those that do not"""
-    run: RunConfig
-    data: DataConfig
-    optim: OptimConfig
-    train: TrainConfig
-    evaluation: EvaluationConfig
-    checkpoint: CheckpointConfig
-    precision: PrecisionConfig
-    shard: ShardConfig
-    tracking: TrackingConfig
-    lora: LoraConfig
-    profile: ProfileConfig
+    run: RunConfig = ...
+    data: DataConfig = ...
+    optim: OptimConfig = ...
+    train: TrainConfig = ...
+    evaluation: EvaluationConfig = ...
+    checkpoint: CheckpointConfig = ...
+    precision: PrecisionConfig = ...
+    shard: ShardConfig = ...
+    tracking: TrackingConfig = ...
+    lora: LoraConfig = ...
+    profile: ProfileConfig = ...
 
     def __init__(
         self,
@@ -659,6 +659,30 @@ class TrainingConfig(Section, frozen=True):
     @classmethod
     def plain(cls, **settings: Any) -> 'TrainingConfig':
         """Return the config of a plain torch loop: a constant rate, no clipping, no decay, but for what is given."""
+    @property
+    def decode(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def lesion(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def loss(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def masking(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def memory(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def model(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def probe(self) -> Any:
+        """Section of tasks that have it."""
+    @property
+    def sae(self) -> Any:
+        """Section of tasks that have it."""
 
 def nest_flat_names(values: dict) -> dict:
     """`{"learning_rate": 1e-4}` -> `{"optim": {"lr": 1e-4}}`; sections pass through.

@@ -83,8 +83,6 @@ class CompiledTraining:
                 value = getattr(value, part, None)
             if value:
                 raise UserError(f"TrainingArguments.{name}={value!r} has no counterpart here: {advice}")
-        if self.args.n_gpu > 1:
-            raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
         super().create_accelerator_and_postprocess()
 
     def sync(self) -> None:
@@ -183,6 +181,8 @@ class CompiledTraining:
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
+        if self.args.n_gpu > 1:  # of a model that spans several, transformers has made it 1
+            raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
         self._step, self._lengths, self._micro = None, None, 0
         self._items = PythonItems("compute_loss")
         callbacks = self.callback_handler.callbacks

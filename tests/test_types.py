@@ -17,8 +17,9 @@ RIGHT = """
 import pathlib
 import torch
 import jaxtrain
-from jaxtrain import Loss, Statistics, Task, Trainer, TrainingConfig, UserError, WholeSplit, compile, compile_many
-from jaxtrain.config import GroupConfig, OptimConfig, ScheduleConfig
+from jaxtrain import Loss, Statistics, Task, Trainer, TrainingConfig, UserError, WholeSplit
+from jaxtrain import compile, compile_many, load_config
+from jaxtrain.config import DataConfig, GroupConfig, OptimConfig, ScheduleConfig
 import jaxtrain.lightning as L
 from jaxtrain.lightning import LightningModule
 from jaxtrain.lightning.cli import LightningCLI
@@ -40,6 +41,10 @@ steps = compile_many({"a": module}, {"a": (lambda a, batch: a(batch).sum(), torc
 evaluated = step.eval()
 evaluated.eval().state_dict()
 steps["a"].eval().parameters()
+width = load_config("configs/digits.yaml").model.width
+class Data(DataConfig):
+    path: str = "data"
+data = Data(path="elsewhere", batch_size=3)
 metric = WholeSplit(lambda outputs, batch: 0.0)
 fitted = L.Trainer(max_epochs=3, callbacks=[L.callbacks.ModelCheckpoint()], logger=False)
 fitted.fit(LightningModule(), ckpt_path="last")
@@ -59,7 +64,6 @@ OptimConfig(learning_rate=1e-3)
 ScheduleConfig(warmup=3)
 config.optm
 config.optim.learning_rate
-config.optim.lr = 3.0
 Trainer(module, None, None, config, losss=1)
 Trainer(module, scheduler_interval="epochs")
 trainer.trian()

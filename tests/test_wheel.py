@@ -29,7 +29,7 @@ def wheel(tmp_path_factory):
 def test_it_holds_two_packages_with_their_types_and_nothing_of_tests_or_benchmarks(wheel):
     names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"jaxtrain", "torch_bridge"}
-    assert {"jaxtrain/py.typed", "torch_bridge/py.typed"} <= set(names)
+    assert {"jaxtrain/py.typed", "jaxtrain/config.pyi", "torch_bridge/py.typed"} <= set(names)
 
 
 def test_it_holds_every_module_of_the_packages(wheel):

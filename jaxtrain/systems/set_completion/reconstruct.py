@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jaxtrain.systems.set_completion.builds import Build, allocate, expand, read_token
 
-Predict = Callable[[list[list[str]]], list[Mapping[str, float]]]
+Predict = Callable[[list[list[str]]], Sequence[Mapping[str, float]]]
 BONUS = math.log(2)  # added to the score for every added token
 MOST_STEPS = 30
 

@@ -31,8 +31,9 @@ class _AsOne(TorchFunctionMode):
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    one_dtype = query.dtype == key.dtype == value.dtype and query.is_floating_point()
-    if dropout_p or not one_dtype or query.dim() < 3:
+    axes = 3 if enable_gqa else 2
+    alike = query.shape[:-axes] == key.shape[:-axes] == value.shape[:-axes] and query.is_floating_point()
+    if dropout_p or not alike or not query.dtype == key.dtype == value.dtype or query.dim() < 3:
         return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, **options)[0]
     return torch.ops.torch_bridge.attention(query, key, value, attn_mask, *options.values())
 
@@ -48,12 +49,7 @@ def attention(
 
 @attention.register_fake
 def _(query, key, value, mask, causal, scale, grouped):
-    return query.new_empty((*_broadcast(query, key, value), query.shape[-2], value.shape[-1]))
-
-
-def _broadcast(query, key, value) -> list:
-    """Return the leading axes of the result. Heads are the query's: fewer of keys and values are repeated."""
-    return list(query.shape[:-2])
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 @torch.library.custom_op("torch_bridge::attention_backward", mutates_args=())

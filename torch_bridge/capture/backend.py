@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import compile_cache, gpus
+from jaxtrain.runtime import compile_cache, gpus, host_memory
 from torch_bridge.capture import artefacts, decompositions, torch_api
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
@@ -42,6 +42,7 @@ def jaxtrain(
                 f"does all its optimizations; leave {name} out"
             )
     gpus.share_memory()
+    host_memory.keep()
     compile_cache.enable()
     artefacts.show_graph("captured", gm)
     halves = Halves()

@@ -1,5 +1,6 @@
 """An ATen graph that torch calls: tensors in and out, computed by JAX, or by torch where JAX cannot."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sympy
 import torch
 from torch.utils import _pytree as pytree
 
@@ -19,7 +21,6 @@ from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.exchange import precision
 from torch_bridge.lowering.errors import CannotRecord, source_line
-from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.table import Call
 
@@ -36,6 +37,10 @@ class Halves:
     def __init__(self) -> None:
         self.in_torch = False
         self.stores_state = False  # forward stores a random state for backward: torch's and JAX's are unlike
+
+
+class _CompilerFailed(Exception):
+    """XLA cannot compile a program, or run it for the first time."""
 
 
 class CompiledGraph:
@@ -62,11 +67,10 @@ class CompiledGraph:
         self._shaped = [i for i in program.tensors if _is_symbolic(program.inputs[i].meta["val"])]
         tensors = [t for node in (*_nodes(program.module), *program.read()) for t in _tensors(node)]
         self._wide = any(tensor.dtype in _WIDE for tensor in tensors)
+        self._on_gpu = any(tensor.is_cuda for tensor in tensors)
+        self._beside_gpu = not self._on_gpu and jax.default_backend() != "cpu"
         self._draws = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in _nodes(module))
         self._draws |= halves.stores_state
-        self._indices = (
-            IndexChecks(program.module, [n.name for n in program.inputs], {}) if kind != "backward" else None
-        )
         self._raises = raising(program.module)
         self._programs: dict[Any, _Program] = {}
 
@@ -76,9 +80,9 @@ class CompiledGraph:
         if self._why or (self._halves.in_torch and self._halves.stores_state):
             return self._in_torch(inputs)
         try:
-            with precision(self._wide):
+            with self._device(), precision(self._wide):
                 outputs = self._in_jax(inputs)
-        except (CannotRecord, NotImplementedError) as error:
+        except (CannotRecord, NotImplementedError, _CompilerFailed) as error:
             if self._program.freeze_numbers():
                 return self(inputs)
             if self._kind == "backward" and self._halves.stores_state:
@@ -89,6 +93,13 @@ class CompiledGraph:
             self._leave(str(error))
             return self._in_torch(inputs)
         return self._in_torch(inputs) if outputs is None else outputs
+
+    def _device(self) -> contextlib.AbstractContextManager:
+        """Return the context in which JAX computes where the tensors are. What torch still does to them on a GPU comes
+        first."""
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return jax.default_device(jax.devices("cpu")[0]) if self._beside_gpu else contextlib.nullcontext()
 
     def _in_torch(self, inputs: list) -> list:
         with torch.no_grad():
@@ -110,12 +121,15 @@ class CompiledGraph:
                     f"it has come in {MOST_PROGRAMS} sizes, each of which is compiled: pad to a few lengths"
                 )
             program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind)
-        if self._indices is not None:
-            self._indices.check(every, lambda: program.symbols)
-        seed = int(torch.randint(1 << 31, ())) if self._draws else 0
-        outputs, asserted = program.compute(arrays, numbers.free, np.uint32(seed))
+        seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
+        try:
+            outputs, holds = program.compute(arrays, numbers.free, np.uint32(seed))
+        except jax.errors.JaxRuntimeError as error:
+            if key in self._programs:
+                raise
+            raise _CompilerFailed(str(error).partition("\n")[0]) from error
         self._programs[key] = program
-        if not all(asserted) or (self._raises and not all(map(_is_finite, outputs))):
+        if not holds or (self._raises and not all(map(_is_finite, outputs))):
             return None
         for place, given in self._program.passed.items():
             outputs[place] = every[given]
@@ -136,8 +150,9 @@ def refusal(module: torch.fx.GraphModule) -> str:
         return f"no lowering for {', '.join(sorted(missing))}{where}"
     values = [value for node in module.graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if odd := next((tensor for tensor in tensors if not is_dense(tensor) and not tensor.is_meta), None):
-        return f"a {kind_of(odd)} tensor in it"
+    for tensor in tensors:
+        if not is_dense(tensor):
+            return f"a {kind_of(tensor)} tensor in it"
     devices = {tensor.device for tensor in tensors if tensor.dim() or not tensor.is_cpu}
     platforms = {"cpu", *(device.platform.replace("gpu", "cuda") for device in jax.devices())}
     if len(devices) > 1 or not {device.type for device in devices} <= platforms:
@@ -151,16 +166,16 @@ class _Program:
 
     def __init__(self, program: AtenProgram, sizes: tuple, orders: tuple[Order, ...], every: list, kind: str):
         self._program, self._sizes, self._orders, self._kind = program, sizes, orders, kind
-        self.symbols = symbols_of(program.inputs, every)
+        self._symbols = symbols_of(program.inputs, every)
         self._layouts = [self._layout(node) for node in program.outputs]
         self._constants: dict[int, Any] = {}  # outputs that are no arrays; known after tracing
         self._jitted: Callable = jax.jit(self._traced)
 
-    def compute(self, arrays: list, free: tuple, seed: np.uint32) -> tuple[list, list[bool]]:
-        """Return the outputs as torch takes them, None for those that are inputs, and the asserted conditions."""
+    def compute(self, arrays: list, free: tuple, seed: np.uint32) -> tuple[list, bool]:
+        """Return the outputs as torch takes them, None for those that are inputs; and False if torch would raise."""
         if "jaxpr" in artefacts.chosen() and not self._constants:
             artefacts.show("jaxpr", self._kind, self._jitted.trace(arrays, free, seed).jaxpr)
-        computed, asserted = self._jitted(arrays, free, seed)
+        computed, holds = self._jitted(arrays, free, seed)
         jax.block_until_ready(computed)
         feed = iter(computed)
         outputs = []
@@ -171,14 +186,16 @@ class _Program:
                 outputs.append(next(feed).item())
             else:
                 outputs.append(layout.show(next(feed)))
-        return outputs, asserted
+        return outputs, holds is None or bool(holds)
 
-    def _traced(self, arrays: list, free: tuple, seed: jax.Array) -> tuple[list, list]:
-        observed = Observed(self._program.module, self.symbols)
+    def _traced(self, arrays: list, free: tuple, seed: jax.Array) -> tuple[list, Any]:
+        observed = Observed(self._program.module, self._symbols, indices=self._kind != "backward")
         call = Call(Rngs(jax.random.key(seed)), observe=observed)
         arrays = [
             a if o is None else jnp.transpose(a, np.argsort(o)) for a, o in zip(arrays, self._orders, strict=True)
         ]
+        for node, array in zip(self._program.read(), arrays, strict=True):
+            observed.see(node, array)
         results = self._program.run(arrays, Numbers(self._sizes, free), call)
         computed = []
         for place, (result, layout) in enumerate(zip(results, self._layouts, strict=True)):
@@ -188,13 +205,13 @@ class _Program:
                 raise CannotRecord("it returns a tensor whose shape depends on the values of another")
             else:
                 computed.append(result if layout is None else layout.store(result))
-        return computed, observed.asserted
+        return computed, observed.holds()
 
     def _layout(self, node: Any) -> Layout | None:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if not isinstance(value, torch.Tensor):
             return None
-        shape, strides = ([concrete(size, self.symbols) for size in sizes] for sizes in (value.shape, value.stride()))
+        shape, strides = ([concrete(size, self._symbols) for size in sizes] for sizes in (value.shape, value.stride()))
         return Layout((), (), value.dtype) if None in (*shape, *strides) else Layout(shape, strides, value.dtype)
 
 
@@ -204,7 +221,7 @@ def symbols_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any]) -> dict[An
 
     def note(size: Any, number: Any) -> None:
         if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-            found[size.node.expr] = int(number)
+            found[size.node.expr] = sympy.Integer(int(number))
 
     for node, value in zip(nodes, values, strict=True):
         known = node.meta.get("val")

@@ -8,9 +8,9 @@ import torch
 
 from torch_bridge.capture import torch_api
 from torch_bridge.lowering import selections
-from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.operators.views import in_order
 
 # torch takes these apart by other rules for autograd than for export; with lowerings, they stay whole in both halves.
 _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
@@ -19,6 +19,8 @@ _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int
 }
 # One half of a pair: what forward keeps for backward is the kernel's own, so neither half may be taken apart alone.
 _PAIRS = ("flash_attention", "efficient_attention", "cudnn", "miopen", "mkldnn", "_rnn", "_fused_sdp")
+_DTYPES = {getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)} | {torch.bool, torch.uint8}
+_DTYPES |= {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 @functools.cache
@@ -42,10 +44,18 @@ def without_lowering(module: torch.fx.GraphModule) -> set[str]:
             operators = torch._ops.OpOverload | torch._ops.HigherOrderOperator
             name = str(node.target)
             has_lowering = name in TABLE or name in HIGHER_ORDER or selections.makes(node)
-            if isinstance(node.target, operators) and not has_lowering:
+            if isinstance(node.target, operators) and (not has_lowering or _reads_memory(node)):
                 found.add(name)
             values = node.meta.get("val")
             for value in values if isinstance(values, tuple | list) else (values,):
-                if isinstance(value, torch.Tensor) and not known_dtype(value.dtype):
+                if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES:
                     found.add(f"{name} with {value.dtype}")
     return found
+
+
+def _reads_memory(node: torch.fx.Node) -> bool:
+    """Return True for an operator whose result depends on where the numbers of a tensor that is not contiguous lie."""
+    name = str(node.target)
+    if name.startswith(("aten.as_strided", "aten.sym_stride", "aten.sym_storage_offset")):
+        return not in_order(node.args[0].meta["val"])
+    return False

@@ -22,7 +22,6 @@ from torch_bridge.lowering import wide_integers
 Order = tuple[int, ...] | None  # axes from the outermost in memory to the innermost; None: as they are
 
 _MADE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()  # results of programs, by address
-_BITS = {torch.bfloat16: np.dtype(np.uint16)}  # numpy has no such numbers
 
 
 class Input:
@@ -150,14 +149,17 @@ class _Memory:
 
 
 def as_tensor(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
-    """Return a finished program's result as a tensor in the same memory, or in new memory for another dtype."""
+    """Return a finished program's result as a tensor in the same memory, or in new memory for another dtype, and on a
+    GPU, where torch may still read what JAX has freed."""
+    place = next(iter(array.devices()))
+    if place.platform != "cpu":
+        tensor = torch.from_dlpack(array).to(dtype, copy=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return tensor
     if not array.size:
-        return torch.empty(array.shape, dtype=dtype)
-    if next(iter(array.devices())).platform != "cpu":
-        tensor = torch.from_dlpack(array)
-    else:
-        bits = np.dtype(np.uint16) if array.dtype == jnp.bfloat16 else np.dtype(array.dtype)
-        tensor = torch.from_numpy(np.asarray(_Memory(array, bits)))
-        tensor = tensor.view(torch.bfloat16) if array.dtype == jnp.bfloat16 else tensor
+        return torch.empty(array.shape, dtype=dtype, device="cpu")
+    bits = np.dtype(np.uint16) if array.dtype == jnp.bfloat16 else np.dtype(array.dtype)
+    tensor = torch.from_numpy(np.asarray(_Memory(array, bits)))
+    tensor = tensor.view(torch.bfloat16) if array.dtype == jnp.bfloat16 else tensor
     _MADE[tensor.data_ptr()] = array
     return tensor if tensor.dtype is dtype else tensor.to(dtype)

@@ -93,7 +93,8 @@ _KINDS: dict[str, Callable] = {
 }
 
 
-def _bounds_of(node: torch.fx.Node) -> list[Bounds]:
+def bounds_of(node: torch.fx.Node) -> list[Bounds]:
+    """Return the bounds within which an operator's indices must be, for torch to take them."""
     kind = _KINDS.get(str(node.target).removeprefix("aten.").removeprefix("torch_bridge.").partition(".")[0])
     if kind is None or not isinstance(node.target, torch._ops.OpOverload):
         return []
@@ -110,7 +111,7 @@ class IndexChecks:
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Sequence[str], constants: Mapping[str, Any]):
         part = HostPart(module, inputs, constants, _is_integer)
-        found = [bounds for node in module.graph.nodes for bounds in _bounds_of(node)]
+        found = [bounds for node in module.graph.nodes for bounds in bounds_of(node)]
         self.bounds = [bounds for bounds in found if part.has(bounds.index)]
         self._program = HostProgram(part, [bounds.index for bounds in self.bounds])
 

@@ -40,6 +40,30 @@ def test_an_index_that_torch_refuses():
     assert_same(lambda: nn.Embedding(5, 3), run)
 
 
+def test_an_index_computed_from_floats_that_torch_refuses():
+    def rows(module, x):
+        return module(x)[(x[:, 0] * 10).long()].sum()
+
+    def run(module, compiler, number):
+        compiled = compiler(rows)
+        raises(IndexError, compiled, module, torch.ones(2, 4))
+        return [compiled(module, torch.tensor([[0.1, 0, 0, 0], [0, 0, 0, 0]]))]
+
+    assert_same(lambda: nn.Linear(4, 4), run)
+
+
+def test_an_integer_divided_by_zero():
+    def divided(module, a, b):
+        return a // b, a % b, module.weight.sum()
+
+    def run(module, compiler, number):
+        compiled, numbers = compiler(divided), torch.tensor([7, -7])
+        assert "ZeroDivisionError" in raises(RuntimeError, compiled, module, numbers, torch.tensor([2, 0]))
+        return [*compiled(module, numbers, torch.tensor([2, 3]))]
+
+    assert_same(lambda: nn.Linear(4, 4), run)
+
+
 def test_an_assertion_that_fails_raises_torchs_error():
     def checked(module, x):
         torch._assert_async((x < 100).all(), "too large")

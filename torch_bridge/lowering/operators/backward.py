@@ -123,6 +123,11 @@ def convert_element_type(call, x, dtype):
     return TABLE["aten._to_copy.default"](call, x, dtype=dtype)
 
 
+@lowering("prims.fma.default")
+def fused_multiply_add(call, x, y, z):
+    return x * y + z
+
+
 @lowering("torch_bridge.attention.default")
 def attention(call, q, k, v, mask, causal, scale, grouped):
     forward = TABLE["aten.scaled_dot_product_attention.default"]

@@ -195,7 +195,7 @@ def mul(call, x, y):
     return cast(cast(x, inside) * cast(y, inside), dtype)
 
 
-@lowering("div.Tensor", "div.Scalar")
+@lowering("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar")
 def div(call, x, y):
     dtype = float_type(x, y)
     inside = dtype if hasattr(x, "dtype") and hasattr(y, "dtype") else wide_dtype(dtype)

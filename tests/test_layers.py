@@ -13,6 +13,7 @@ TORCH_PACKAGES = {
     "certificate",
     "comparison",
     "call_program",
+    "capture",
     "compiled_call",
     "torch_edits",
     "setting_edits",

@@ -192,7 +192,7 @@ class Graph:
         arguments = self._arguments(state, inputs)
         narrow = {place for place, name in self.placeholders if name is not None and state[name].dtype != np.int64}
         call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in narrow})
-        results = _run(self.module, [wide_integers.array(value) for value in arguments], call)
+        results = run_graph(self.module, [wide_integers.array(value) for value in arguments], call)
         pairs = list(zip(self.outputs, results, strict=True))
         written = [(name, value) for (kind, name), value in pairs if kind in WRITES and name]
         changed = {name: wide_integers.stored(value, state.get(name)) for name, value in written}
@@ -274,8 +274,8 @@ def _tensor_of(program, target: Any) -> torch.Tensor:
     return program.constants[target] if target in program.constants else program.state_dict[target]
 
 
-def _run(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Call) -> list[Any]:
-    """Evaluate the nodes in order, dropping each value after its last use."""
+def run_graph(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Call) -> list[Any]:
+    """Evaluate a graph's nodes in order and return its flat list of outputs. arguments: of its placeholders."""
     values: dict[torch.fx.Node, Any] = {}
     remaining = {node: len(node.users) for node in graph_module.graph.nodes}
     feed = iter(arguments)
@@ -372,13 +372,14 @@ def _attribute(graph_module, target: str) -> Any:
     value = graph_module
     for part in target.split("."):
         value = getattr(value, part)
-    return jnp.asarray(to_numpy(value)) if isinstance(value, torch.Tensor) else value
+    return wide_integers.array(to_numpy(value)) if isinstance(value, torch.Tensor) else value
 
 
 def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call: Call) -> Any:
     target: Any = node.target
     if isinstance(target, torch._ops.HigherOrderOperator) or str(target) in HIGHER_ORDER:
-        return HIGHER_ORDER[str(target)](lambda inner: lambda *given: tuple(_run(inner, given, call)), *args, **kwargs)
+        runner = lambda inner: lambda *given: tuple(run_graph(inner, given, call))
+        return HIGHER_ORDER[str(target)](runner, *args, **kwargs)
     if isinstance(target, torch._ops.OpOverload):
         lower = cast(Callable, TABLE.get(str(target)))  # None for some that select by values
         plain = lambda args, kwargs: wide_integers.evaluate(lower, call, node, args, kwargs)

@@ -3,6 +3,7 @@
 from torch_bridge.lowering.operators import (  # noqa: F401
     activations,
     attention,
+    backward,
     creation,
     elementwise,
     embeddings,

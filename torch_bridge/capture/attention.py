@@ -1,0 +1,108 @@
+"""Attention as one operator whose forward and backward stay together, so that a fused kernel may compute both.
+
+torch chooses a kernel of its own for scaled_dot_product_attention while it traces; each keeps other numbers for its
+backward pass, and taking one half apart gives wrong gradients. While `one_operator` is on, it is this operator instead.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+Tensor = torch.Tensor
+
+
+@contextlib.contextmanager
+def one_operator() -> Iterator[None]:
+    """Inside the context, scaled_dot_product_attention is torch_bridge.attention; with dropout, plain operators."""
+    with _AsOne():
+        yield
+
+
+class _AsOne(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return _attention(*args, **(kwargs or {}))
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    one_dtype = query.dtype == key.dtype == value.dtype and query.is_floating_point()
+    if dropout_p or not one_dtype or query.dim() < 3:
+        return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, **options)[0]
+    return torch.ops.torch_bridge.attention(query, key, value, attn_mask, *options.values())
+
+
+@torch.library.custom_op("torch_bridge::attention", mutates_args=())
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool
+) -> Tensor:
+    """Compute scaled_dot_product_attention without dropout."""
+    y = F.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+    return y.contiguous() if y.numel() else torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+@attention.register_fake
+def _(query, key, value, mask, causal, scale, grouped):
+    return query.new_empty((*_broadcast(query, key, value), query.shape[-2], value.shape[-1]))
+
+
+def _broadcast(query, key, value) -> list:
+    """Return the leading axes of the result. Heads are the query's: fewer of keys and values are repeated."""
+    return list(query.shape[:-2])
+
+
+@torch.library.custom_op("torch_bridge::attention_backward", mutates_args=())
+def attention_backward(
+    slope: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+    of_mask: bool,
+) -> list[Tensor]:
+    """Return the gradients of query, key and value, and of the mask if `of_mask`."""
+    with torch.enable_grad():
+        given = [x.detach().requires_grad_() for x in (query, key, value)]
+        bias = mask.detach().requires_grad_() if of_mask else mask
+        y = F.scaled_dot_product_attention(*given, bias, 0.0, causal, scale=scale, enable_gqa=grouped)
+        leaves = [*given, bias] if of_mask else given
+        return [g.contiguous() for g in torch.autograd.grad(y, leaves, slope)]
+
+
+@attention_backward.register_fake
+def _(slope, query, key, value, mask, causal, scale, grouped, of_mask):
+    return [x.new_empty(x.shape) for x in ((query, key, value, mask) if of_mask else (query, key, value))]
+
+
+def _keep(ctx, inputs, output) -> None:
+    *tensors, causal, scale, grouped = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.options = causal, scale, grouped
+
+
+def _pull(ctx, slope):
+    query, key, value, mask = ctx.saved_tensors
+    of_mask = mask is not None and bool(ctx.needs_input_grad[3])
+    if torch.is_grad_enabled():  # create_graph: plain operators, which torch differentiates again
+        causal, scale, grouped = ctx.options
+        given = [x for x in (query, key, value, mask if of_mask else None) if x is not None]
+        y = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+        )[0]
+        wanted = [x for x in given if x.requires_grad]
+        slopes = iter(torch.autograd.grad(y, wanted, slope, create_graph=True))
+        found = [next(slopes) if x is not None and x.requires_grad else None for x in (query, key, value, mask)]
+        return (*found, None, None, None)
+    found = torch.ops.torch_bridge.attention_backward(slope, query, key, value, mask, *ctx.options, of_mask)
+    return (*found[:3], found[3] if of_mask else None, None, None, None)
+
+
+attention.register_autograd(_pull, setup_context=_keep)

@@ -1,0 +1,51 @@
+"""Which operators torch takes apart before JAX sees them, and which have no lowering."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_bridge.capture import torch_api
+from torch_bridge.lowering import selections
+from torch_bridge.lowering.dtypes import known_dtype
+from torch_bridge.lowering.nested_graphs import HIGHER_ORDER
+from torch_bridge.lowering.operators import TABLE
+
+# torch takes these apart by other rules for autograd than for export; with lowerings, they stay whole in both halves.
+_TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int", "aten.reshape.default"} | {
+    f"aten.{name}.default"
+    for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d", "native_batch_norm")
+}
+# One half of a pair: what forward keeps for backward is the kernel's own, so neither half may be taken apart alone.
+_PAIRS = ("flash_attention", "efficient_attention", "cudnn", "miopen", "mkldnn", "_rnn", "_fused_sdp")
+
+
+@functools.cache
+def rules() -> dict[Any, Callable]:
+    """Return torch's rules for the operators that have no lowering and that can be taken apart."""
+    keep = TABLE.keys() - _TAKEN_APART
+    every = {**torch_api.core_decompositions(), **torch.export.default_decompositions()}
+    pairs = lambda name: any(word in name for word in _PAIRS)
+    return {
+        operator: rule for operator, rule in every.items() if str(operator) not in keep and not pairs(str(operator))
+    }
+
+
+def without_lowering(module: torch.fx.GraphModule) -> set[str]:
+    """Return the names of the graph's operators, and dtypes, that JAX cannot compute."""
+    found: set[str] = set()
+    for inner in module.modules():
+        for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
+            if node.op != "call_function":
+                continue
+            operators = torch._ops.OpOverload | torch._ops.HigherOrderOperator
+            name = str(node.target)
+            has_lowering = name in TABLE or name in HIGHER_ORDER or selections.makes(node)
+            if isinstance(node.target, operators) and not has_lowering:
+                found.add(name)
+            values = node.meta.get("val")
+            for value in values if isinstance(values, tuple | list) else (values,):
+                if isinstance(value, torch.Tensor) and not known_dtype(value.dtype):
+                    found.add(f"{name} with {value.dtype}")
+    return found

@@ -1,0 +1,105 @@
+"""Forward pass and torch's own backward pass of a loss as one ATen graph, for a compiled step."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_bridge.capture import decompositions, torch_api
+from torch_bridge.capture.aten_program import AtenProgram, Numbers
+from torch_bridge.capture.attention import one_operator
+from torch_bridge.lowering.errors import CannotRecord
+from torch_bridge.lowering.table import Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A graph of Dynamo's, with the gradients of one of its outputs.
+
+    program: its inputs are the graph's, in order; see AtenProgram for how numbers among them reach the program.
+    mutated: positions of the inputs that the graph writes. outputs: of each output of the graph its torch dtype, or
+    ("number",) for a number that is known after the call, or ("constant", value). gradients: positions of the inputs
+    that the loss depends on, among `differentiable`; torch leaves grad of the others None.
+    """
+
+    program: AtenProgram
+    mutated: tuple[int, ...]
+    outputs: tuple[Any, ...]
+    gradients: tuple[int, ...]
+
+    def run(self, arrays: Sequence[Any], numbers: Numbers, call: Call) -> tuple[dict[int, Any], list, dict[int, Any]]:
+        """Compute, inside jax.jit or outside, the new values of `mutated` by position, the outputs in order (constants
+        included), and the gradients by position. arrays, numbers: as AtenProgram.run takes them."""
+        results = self.program.run(arrays, numbers, call)
+        count = len(self.mutated)
+        kept = iter(results[count : len(results) - len(self.gradients)])
+        outputs = [kind[1] if _is_constant(kind) else next(kept) for kind in self.outputs]
+        gradients = results[len(results) - len(self.gradients) :] if self.gradients else []
+        return (
+            dict(zip(self.mutated, results[:count], strict=True)),
+            outputs,
+            dict(zip(self.gradients, gradients, strict=True)),
+        )
+
+
+def joint_graph(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], differentiable: Sequence[int], loss_index: int
+) -> Captured:
+    """Trace Dynamo's graph, and torch.autograd.grad of one of its outputs, into one functional ATen graph.
+
+    gm, example_inputs: what Dynamo gives to a backend; real tensors do too. differentiable: positions of the inputs to
+    differentiate by; each counts as a leaf, whose own hooks run on its gradient. loss_index: position among the graph's
+    outputs, which are a flat tuple; the loss must be a scalar. Gradients that the code itself asks for
+    (autograd.Function, checkpoint, hooks, torch.autograd.grad, no_grad) are plain operators of the graph. Attention is
+    one operator with its own backward, which a fused kernel may compute.
+
+    Raises CannotRecord naming the operators that have no lowering, and whatever torch raises for a loss that has no
+    gradient.
+    """
+    seen: dict[str, Any] = {}
+
+    def step(*inputs: Any) -> list:
+        inputs = list(inputs)
+        with torch.enable_grad():
+            for place in differentiable:
+                inputs[place] = inputs[place].detach().requires_grad_()
+            leaves = [inputs[place] for place in differentiable]
+            outputs = list(gm(*inputs))
+            grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True)) if leaves else []
+            for number, place in enumerate(differentiable):
+                grads[number] = _hooked(example_inputs[place], grads[number])
+        seen["gradients"] = [place for place, grad in zip(differentiable, grads, strict=True) if grad is not None]
+        seen["outputs"] = [_kind(output) for output in outputs]
+        outputs = [output.detach() if isinstance(output, torch.Tensor) else output for output in outputs]
+        return [
+            *(output for output, kind in zip(outputs, seen["outputs"], strict=True) if not _is_constant(kind)),
+            *(grad for grad in grads if grad is not None),
+        ]
+
+    with one_operator():
+        graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules())
+    missing = decompositions.without_lowering(graph)
+    if missing:
+        raise CannotRecord(f"no lowering for {', '.join(sorted(missing))}")
+    return Captured(AtenProgram(graph), tuple(mutated), tuple(seen["outputs"]), tuple(seen["gradients"]))
+
+
+def _hooked(leaf: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Run the hooks of a leaf, which the fresh leaf in the traced step does not have, on its gradient."""
+    for hook in (leaf._backward_hooks or {}).values() if grad is not None else ():
+        changed = hook(grad)
+        grad = grad if changed is None else changed
+    return grad
+
+
+def _kind(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.dtype
+    if isinstance(output, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return ("number",)
+    return ("constant", output)
+
+
+def _is_constant(kind: Any) -> bool:
+    return isinstance(kind, tuple) and kind[0] == "constant"

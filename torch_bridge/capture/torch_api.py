@@ -1,0 +1,118 @@
+"""The part of torch's private capture API that this package uses, all of it in this file.
+
+`check` compares what is installed with what is used; tests/unit/capture/test_torch_api.py calls it.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import aot_autograd as aot
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+
+from jaxtrain.errors import UserError
+
+FIRST_TORCH = "2.13"  # the oldest torch that the tests cover
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[[list], list]]
+
+
+def functional_graph(
+    function: Callable, inputs: Sequence[Any], decompositions: dict
+) -> tuple[torch.fx.GraphModule, list[int]]:
+    """Return `function(*inputs)` as a functional ATen graph, and the positions of the inputs that it writes.
+
+    inputs: fake or real tensors, and numbers. The graph's first outputs are the new values of the written inputs, then
+    follow the results of `function`, a flat list of tensors and numbers. Nothing is executed. Raises whatever the
+    function raises on fake tensors, RuntimeError if it changes the shape of an input.
+    """
+    with torch.no_grad():
+        graph, meta, *_ = aot._aot_export_function(
+            function, tuple(inputs), decompositions=decompositions, trace_joint=False
+        )
+    return graph, [place for place, info in enumerate(meta.input_info) if info.mutates_data]
+
+
+def autograd_backend(forward: Compiler, backward: Compiler, inference: Compiler, decompositions: dict) -> Callable:
+    """Return a backend of Dynamo: AOTAutograd's functional forward and backward graphs go to these compilers.
+
+    Each compiler takes (graph, fake inputs) and returns a function of a list of tensors and numbers, which it empties,
+    that returns the list of results. Graphs that need no gradient go to `inference`.
+    """
+
+    def reusable(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list], list]:
+        context = TracingContext.try_get()
+        if context is not None and context.fw_metadata is not None:
+            context.fw_metadata.bw_donated_idxs = []  # what is saved for backward survives it: retain_graph works
+        return _boxed(backward(graph, inputs))
+
+    return aot_autograd(
+        fw_compiler=lambda graph, inputs: _boxed(forward(graph, inputs)),
+        bw_compiler=reusable,
+        inference_compiler=lambda graph, inputs: _boxed(inference(graph, inputs)),
+        decompositions=decompositions,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+
+
+def fixed_inputs() -> frozenset[int]:
+    """Return the positions of a forward graph's inputs that are the same tensors at each call, parameters and buffers.
+    Call it while the graph is compiled."""
+    context = TracingContext.try_get()
+    meta = None if context is None else context.fw_metadata
+    return frozenset() if meta is None else frozenset(meta.static_input_indices)
+
+
+def core_decompositions() -> dict:
+    """Return torch's rules that take operators, those of backward passes too, apart into the core ATen operators."""
+    return torch._decomp.core_aten_decompositions()
+
+
+def reset() -> None:
+    """Forget every graph that this process has captured."""
+    torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def outside_capture() -> Iterator[None]:
+    """Inside the context, tensors are real, and operators run, even while torch captures around it."""
+    with torch._guards.tracing(None), torch.utils._python_dispatch._disable_current_modes():
+        yield
+
+
+def check() -> None:
+    """Raise UserError, a sentence, if the installed torch lacks something that this file uses."""
+    export = inspect.signature(aot._aot_export_function).parameters
+    missing = [f"_aot_export_function({name}=)" for name in ("decompositions", "trace_joint") if name not in export]
+    wanted = {
+        "torch._guards.TracingContext": ("try_get",),
+        "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": ("static_input_indices", "bw_donated_idxs"),
+        "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
+        "torch._decomp": ("core_aten_decompositions",),
+        "torch.utils._python_dispatch": ("_disable_current_modes",),
+    }
+    for path, names in wanted.items():
+        holder: Any = torch
+        for part in path.split(".")[1:]:
+            holder = getattr(holder, part, None)
+        fields = getattr(holder, "__dataclass_fields__", {})
+        missing += [f"{path}.{name}" for name in names if not hasattr(holder, name) and name not in fields]
+    if missing:
+        raise UserError(
+            f"torch {torch.__version__} has no {', '.join(missing)}: its capture API has changed, and "
+            f"torch_bridge/capture/torch_api.py is written for torch {FIRST_TORCH}. Install that, or adapt the file"
+        )
+
+
+def _boxed(function: Callable[[list], list]) -> Callable[[list], list]:
+    """Mark a function as one that takes its arguments as a list and empties it, so that memory is freed early."""
+
+    def run(arguments: list) -> list:
+        return function(arguments)
+
+    run._boxed_call = True
+    return run

@@ -1,5 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.averaging import Averaging
+from jaxtrain.compiled_step.capture import Capture
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
@@ -87,6 +89,7 @@ class CompiledStep:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
         self.structure = self.structure if structure is None else structure
         self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
+        self.capture = Capture(self)
         self._programs: dict[Any, Any] = {}
         self._ways: dict[Any, list[StepProgram]] = {}  # one program per way that Python's numbers take in the loss
 
@@ -122,6 +125,8 @@ class CompiledStep:
         if self.torch is None:
             refused = None
             try:
+                with contextlib.suppress(self.capture.NotCaptured):
+                    return self._captured(batch, update)
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -137,6 +142,26 @@ class CompiledStep:
                 refused, reason = error, self.weights.bridge.reason_of(error)
             return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
+
+    def _captured(self, batch: Any, update: bool | None) -> Any:
+        """Run a call whose loss Dynamo captures. Raises NotCaptured if nothing of it has run."""
+        if self.capture.refused is not None:
+            raise self.capture.refused
+        if isinstance(self.updates, UpdateInTorch) or self.weights.bridge.watched_in_torch():
+            raise self.capture.NotCaptured("torch runs this step")
+        self.weights.bridge.check_gradients_on(self.record.name)
+        with self.weights.exchange.plainly():
+            self.refresh()
+            structure = self.weights.edits.structure_of(self.weights.submodules)
+            trained = self.updates.trained()
+        if structure != self.structure:
+            self.record_anew(structure)
+        return self.capture(batch, *self._sums(update), trained)
+
+    def _sums(self, update: bool | None) -> tuple[bool, int]:
+        """Return whether a call updates the weights, and by what it divides the summed gradients."""
+        updating = (self.count + 1) % self.accumulate == 0 if update is None else update
+        return updating, self.accumulate if update is None else 1
 
     @property
     def changes(self) -> str:
@@ -161,8 +186,7 @@ class CompiledStep:
             raise self.weights.bridge.CannotRecord(watched)
         self.record.check_captured()
         self._calls += 1
-        updating = (self.count + 1) % self.accumulate == 0 if update is None else update
-        divisor = self.accumulate if update is None else 1
+        updating, divisor = self._sums(update)
         forms = self.weights.bridge.forms(leaves)
         key = (spec, batch_type, modes, trained, switches, updating, divisor, forms)
         python, numbers = self.record.python()

@@ -70,8 +70,8 @@ class AtenProgram:
         for places, given in ((self._sizes, numbers.sizes), (self._free, numbers.free)):
             for place, number in zip(places, given, strict=True):
                 values[place] = number
-        for node in self._wide:
-            call.bounds[node] = wide_integers.COUNTER
+        held = dict(zip(self.inputs, values, strict=True))
+        call.bounds.update({n: wide_integers.COUNTER for n in self._wide if getattr(held[n], "dtype", 0) != np.int64})
         results = run_graph(self.module, values, call)
         return results if self._hand_on else [None if o in self.passed else r for o, r in enumerate(results)]
 

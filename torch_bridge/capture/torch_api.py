@@ -4,12 +4,17 @@
 """
 
 import contextlib
+import functools
 import inspect
+import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.lists import DequeVariable
 from torch._functorch import aot_autograd as aot
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -82,6 +87,99 @@ def outside_capture() -> Iterator[None]:
     """Inside the context, tensors are real, and operators run, even while torch captures around it."""
     with torch._guards.tracing(None), torch.utils._python_dispatch._disable_current_modes():
         yield
+
+
+# What a compiled step asks of Dynamo. The four that are off leave out guards: hooks that are added later, parameters
+# that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go unseen.
+# An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's.
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "assume_dunder_attributes_remain_unchanged": False,
+    "rewrite_assert_with_torch_assert": False,
+    "use_numpy_random_stream": True,
+    "reorderable_logging_functions": set(),
+    "ignore_logging_functions": set(),
+    "automatic_dynamic_local_pgo": False,  # nothing of an earlier process
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "trace_autograd_ops": True,
+    "allow_unspec_int_on_nn_module": True,
+    "allow_rnn": True,
+    "recompile_limit": 16,
+}
+_number = itertools.count()
+
+
+def whole(
+    function: Callable, backend: Callable, failed: Callable[[str], None], guarded: Callable[[list[str]], None]
+) -> Callable:
+    """Return a function that Dynamo captures whole, or not at all: it then raises before it has run anything.
+
+    backend: gets (graph, fake inputs) and returns what Dynamo calls for the graph. failed: gets the reason whenever the
+    guards of a graph do not hold for a call. guarded: gets the guards of each graph, a line each, after its backend.
+    Graphs are kept with a copy of the function's code.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
+    copied = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    optimize = torch._dynamo.optimize(
+        backend,
+        nopython=True,
+        guard_fail_fn=lambda failure: failed(failure.reason),
+        guard_export_fn=lambda guards: guarded([_line(guard) for guard in guards]),
+    )
+    captured = optimize(copied)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with torch._dynamo.config.patch(_SETTINGS):
+            return captured(*args)
+
+    return call
+
+
+def _line(guard: Any) -> str:
+    code = "; ".join(guard.code_list or ())
+    return f"{guard.create_fn_name()} {guard.name}" + (f": {code}" if code else "")
+
+
+def is_off() -> bool:
+    """Return True if the process lets no function be captured: TORCHDYNAMO_DISABLE, torch.compiler.set_stance."""
+    return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance != "default"
+
+
+def real_inputs(graph: torch.fx.GraphModule) -> list[Any]:
+    """Return the tensors and numbers that a graph of Dynamo's was captured with, while it is compiled."""
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [getattr(node.meta.get("grapharg"), "example", None) for node in nodes]
+
+
+def written_objects() -> list[Any]:
+    """Return the Python objects, Dynamo's variables of them, that the code being captured has changed. Call it while
+    its graph is compiled."""
+    effects = InstructionTranslator.current_tx().output.side_effects
+    return [variable for variable in effects.id_to_variable.values() if effects.is_modified(variable)]
+
+
+def writes_bounded_deque() -> bool:
+    """Return True if the code being captured changes a deque with maxlen, which Dynamo replays wrongly once it is full:
+    https://github.com/pytorch/pytorch/issues (torch 2.13: an append drops nothing)."""
+    return any(
+        isinstance(variable, DequeVariable) and variable.maxlen.as_python_constant() is not None
+        for variable in written_objects()
+    )
+
+
+def user_stack(error: BaseException) -> str:
+    """Return the user's frames that led to an error of Dynamo's, as a traceback prints them; "" if unknown."""
+    stack = getattr(error, "real_stack", None)
+    return "".join(stack.format()) if stack else ""
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error of a backend that Dynamo has wrapped, or the error itself."""
+    return getattr(error, "inner_exception", None) or error
 
 
 def check() -> None:

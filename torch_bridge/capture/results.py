@@ -1,0 +1,47 @@
+"""Results of a captured step as torch's tensors: what the code goes on with, what it has written, gradients."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_bridge.capture.aten_program import Numbers
+from torch_bridge.datasets import to_torch
+from torch_bridge.exchange import to_batch
+from torch_bridge.lowering.table import Call
+from torch_bridge.lowering.wide_integers import stored
+
+__all__ = ["Call", "Numbers", "add_gradients", "as_tensor", "overwrite", "stored", "to_batch", "wants_gradient"]
+
+
+def wants_gradient(value: Any, names: Mapping[int, str], trained: set[str]) -> bool:
+    """Return True for a parameter that is trained, and for a leaf that is no parameter and requires a gradient.
+
+    names: id of a tensor of the modules, or of the optimizer -> its name. Other parameters (those of another update, of
+    a network around the loss) get no gradient.
+    """
+    if not isinstance(value, torch.Tensor) or not (value.requires_grad and value.is_leaf):
+        return False
+    name = names.get(id(value))
+    return name in trained if name is not None else not isinstance(value, torch.nn.Parameter)
+
+
+def as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a result as a tensor of its own. Waits for the step."""
+    return to_torch(np.array(array)).to(dtype)
+
+
+@torch.no_grad()
+def add_gradients(tensors: Sequence[torch.Tensor], grads: Sequence[Any]) -> None:
+    """Add gradients to those of tensors, as backward() does."""
+    for tensor, grad in zip(tensors, grads, strict=True):
+        new = as_tensor(grad, tensor.dtype).reshape(tensor.shape).to(tensor.device)
+        tensor.grad = new if tensor.grad is None else tensor.grad + new
+
+
+@torch.no_grad()
+def overwrite(tensors: Sequence[torch.Tensor], arrays: Sequence[Any]) -> None:
+    """Write new values into tensors, in place."""
+    for tensor, array in zip(tensors, arrays, strict=True):
+        tensor.copy_(as_tensor(array, tensor.dtype).reshape(tensor.shape))

@@ -236,6 +236,7 @@ class _Call(torch.autograd.Function):
             idle = set(ctx.program.wanted) - reached
             tensors = [tensor.detach() if i in idle else tensor for i, tensor in enumerate(tensors)]
             slopes = _Call.apply(ctx.program.gradient(), *tensors, *given)
+            _drop_used(ctx)
             by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
             return None, *(by_place.get(i) if i in reached else None for i in range(ctx.count))
         with precision(ctx.wide):
@@ -243,7 +244,15 @@ class _Call(torch.autograd.Function):
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, arrays))
         found: list[torch.Tensor | None] = [None] * ctx.count
         tensors = take(gradients, (*arrays, *jax.tree.leaves(ctx.pullback)))
+        _drop_used(ctx)
         for i, gradient in zip(ctx.program.wanted, tensors, strict=True):
             if i in reached:
                 found[i] = gradient.conj().resolve_conj()  # torch's gradient is the conjugate of JAX's
         return None, *found
+
+
+def _drop_used(ctx: Any) -> None:
+    """Drop what the backward pass has used, as torch does without retain_graph=True: a loss that the user keeps would
+    keep all activations. A second backward pass then ends at `saved_tensors`, in torch's own error."""
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.pullback = ctx.tensors = None

@@ -75,11 +75,15 @@ class SharedWeights:
         self.counters: set[str] = set()  # int64 buffers that stay int64, because they may grow beyond 32 bits
         self.read(self.tensors)
 
+    def on_devices(self, arrays: Any) -> Any:
+        """Return an array, or a tree of arrays, whole on each device."""
+        return jax.device_put(arrays, self.layout.replicated)
+
     def read(self, names: Iterable[str]) -> None:
         """Copy these tensors' values from torch to the devices."""
         for name in names:
             array = self.exchange.to_array(self.tensors[name], wide=name in self.counters)
-            self.arrays[name] = jax.device_put(array, self.layout.replicated)
+            self.arrays[name] = self.on_devices(array)
         self.edited.note(names)
 
     def admit(self, parameters: Iterable[Any]) -> None:
@@ -89,13 +93,13 @@ class SharedWeights:
             if id(parameter) not in self.names and self._former.get(id(parameter)) is parameter:
                 self._admitted.append(parameter)
                 name = self.names[id(parameter)] = f"replaced parameter {len(self._admitted)}"
-                self.arrays[name] = jax.device_put(self.exchange.to_array(parameter), self.layout.replicated)
+                self.arrays[name] = self.on_devices(self.exchange.to_array(parameter))
 
     def widen(self, names: Iterable[str]) -> None:
         """Keep these buffers in 64 bits from now on."""
         for name in {self.first_name(name) for name in names} - self.counters:
             self.counters.add(name)
-            self.arrays[name] = jax.device_put(self.exchange.as_wide(self.arrays[name]), self.layout.replicated)
+            self.arrays[name] = self.on_devices(self.exchange.as_wide(self.arrays[name]))
 
     def tell_rounded(self, changed: Iterable[str]) -> None:
         """Warn once of float64 buffers among those that a graph writes."""

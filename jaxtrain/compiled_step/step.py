@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.compiled_step import leftovers
@@ -71,7 +70,7 @@ class CompiledStep:
                 f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer, a list of them, or "
                 "an optax GradientTransformation"
             )
-        self.opt_state = updates.state({key: weights.arrays[key] for key in updates.keys})
+        self.opt_state = self._state_of(updates)
         self.averaging = Averaging(weights, updates.keys) if weights.replicas.averaged else None
         return updates
 
@@ -108,7 +107,13 @@ class CompiledStep:
         elif self.updates.edited():
             self._write_state()
             self._state_awaited = None
-            self.opt_state = self.updates.state({key: self.weights.arrays[key] for key in self.updates.keys})
+            self.opt_state = self._state_of(self.updates)
+
+    def _state_of(self, updates: Updates) -> Any:
+        """Return the optimizer's current state on the devices, as a program returns it: with another placement, jax.jit
+        would compile the step again at its second call."""
+        weights = self.weights
+        return weights.on_devices(updates.state({key: weights.arrays[key] for key in updates.keys}))
 
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
         """Run a step on a batch of tensors or arrays; return the loss, or (loss, values to log), as loss_fn does.
@@ -345,14 +350,14 @@ class CompiledStep:
         weights.read(weights.tensors)
         if hasattr(self.optimizer, "load_state_dict"):
             self.optimizer.load_state_dict(state["optimizer"])
-            self.opt_state = self.updates.state({key: weights.arrays[key] for key in self.updates.keys})
+            self.opt_state = self._state_of(self.updates)
         else:
             structure = jax.tree.structure(self.opt_state)
-            self.opt_state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in state["optimizer"]])
+            self.opt_state = weights.on_devices(jax.tree.unflatten(structure, state["optimizer"]))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.torch is None:
-            self.grads = {name: jnp.asarray(value) for name, value in state["grads"].items()}
+            self.grads = weights.on_devices(state["grads"])
         else:
             self.torch.set_gradients(state["grads"])
         self.count = state["count"]

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxtrain.errors import UserError
 from jaxtrain.optim.torch_optimizer import UpdateInTorch
 
@@ -75,7 +73,7 @@ class TorchUpdates:
             self.step.refresh()
         except UserError:
             return False
-        self.step.grads = {name: jnp.asarray(grad) for name, grad in waiting.items()}
+        self.step.grads = self.step.weights.on_devices(dict(waiting))
         self.set_gradients({})
         self.step.record_anew()
         return True

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.capture.host_arithmetic import HostArithmetic
 from torch_bridge.lowering import wide_integers
+from torch_bridge.lowering.errors import WideIntegers
 from torch_bridge.lowering.interpreter import run_graph
 from torch_bridge.lowering.table import Call
 
@@ -55,8 +56,10 @@ class AtenProgram:
         """Compute the numbers of a call. inputs: tensors and numbers as torch passes them. Return them, and all inputs
         of the graph: those given, and the numbers that Python computes of them."""
         every = [*inputs, *self.host.compute(inputs)] if self.host.computed else list(inputs)
-        sizes = tuple([every[i] for i in self._sizes])
-        return Numbers(sizes, tuple([every[i] for i in self._free])), every
+        sizes, free = (tuple([every[i] for i in places]) for places in (self._sizes, self._free))
+        if any(type(number) is int and not -(2**31) <= number < 2**31 for number in free):
+            raise WideIntegers("it computes with a Python integer that does not fit into 32 bits, which JAX counts in")
+        return Numbers(sizes, free), every
 
     def run(self, arrays: Sequence[Any], numbers: Numbers, call: Call) -> list[Any]:
         """Compute the outputs, inside jax.jit or outside. arrays: of `tensors`, in order; int64 in 32 bits unless its
@@ -74,6 +77,10 @@ class AtenProgram:
         call.bounds.update({n: wide_integers.COUNTER for n in self._wide if getattr(held[n], "dtype", 0) != np.int64})
         results = run_graph(self.module, values, call)
         return results if self._hand_on else [None if o in self.passed else r for o, r in enumerate(results)]
+
+    def read(self) -> list[torch.fx.Node]:
+        """Return the placeholders of the tensors that the graph reads."""
+        return [self.inputs[place] for place in self.tensors]
 
     def _is_read(self, node: torch.fx.Node) -> bool:
         return any(self._hand_on or user.op != "output" for user in node.users)

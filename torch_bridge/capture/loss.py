@@ -76,11 +76,6 @@ class LossGraph:
     guards: list[str] = dataclasses.field(default_factory=list)
 
     @property
-    def text(self) -> str:
-        """Return the graph as torch prints it."""
-        return self.captured.program.module.print_readable(print_output=False)
-
-    @property
     def count(self) -> int:
         """Return the number of its operators."""
         return sum(node.op == "call_function" for node in self.captured.program.module.graph.nodes)
@@ -124,6 +119,7 @@ class CapturedLoss:
         differentiable: Callable[[Sequence[Any]], list[int]],
         build: Callable[[LossGraph], Callable[[Sequence[Any]], list]],
     ):
+        artefacts.chosen()  # a wrong word in JAXTRAIN_LOG is told before anything is trained
         self._loss_fn, self._arguments = loss_fn, arguments
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._differentiable, self._build = differentiable, build
@@ -149,7 +145,6 @@ class CapturedLoss:
 
     def _guarded(self, guards: list[str]) -> None:
         self.graphs[-1].guards.extend(guards)
-        artefacts.show("guards", self.graphs[-1].title, lambda: "\n".join(sorted(guards)))
 
     def _compile(self, gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable:
         """Return the program of a graph: a backend of Dynamo's. Raises CannotRecord to refuse it."""
@@ -167,7 +162,7 @@ class CapturedLoss:
         captured = joint_graph(gm, fakes, differentiable, loss)
         title = f"{self.name}, graph {len(self.graphs) + 1}"
         graph = LossGraph(captured, loss, awaited, title, self._failed[-1] if self._failed else "")
-        artefacts.show("graph", title, lambda: graph.text)
+        artefacts.show_graph(title, captured.program.module)
         program = self._build(graph)
         self.graphs.append(graph)
 

@@ -1,0 +1,61 @@
+"""Backend of torch.compile: `torch.compile(model, backend="jaxtrain")`. XLA computes forward and backward.
+
+    model = torch.compile(model, backend="jaxtrain")
+    for batch, target in loader:
+        loss = loss_fn(model(batch), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+The loop, its optimizer, hooks and schedulers stay torch's. TorchDynamo captures the code and guards what it has seen,
+in pieces where it has to; AOTAutograd splits each piece into a forward and a backward graph.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jaxtrain.errors import UserError
+from jaxtrain.runtime import compile_cache, gpus
+from torch_bridge.capture import artefacts, decompositions, torch_api
+from torch_bridge.capture.attention import one_operator
+from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
+
+log = logging.getLogger(__name__)
+
+
+def jaxtrain(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, mode: Any = None, options: Any = None
+) -> Callable:
+    """Compile a graph of TorchDynamo's: what `torch.compile(backend="jaxtrain")` calls.
+
+    Results and gradients are torch's, up to rounding; random numbers (dropout) are JAX's, seeded by torch's generator:
+    the same torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one with an operator that has
+    no lowering, runs in torch, and a line in the log says why. Raises UserError for `mode` and `options`.
+    """
+    for name, value in {"mode": mode, "options": options}.items():
+        if value:
+            raise UserError(
+                f"torch.compile(backend='jaxtrain', {name}={value!r}): this backend has none to choose from, as XLA "
+                f"does all its optimizations; leave {name} out"
+            )
+    gpus.share_memory()
+    compile_cache.enable()
+    artefacts.show_graph("captured", gm)
+    halves = Halves()
+
+    def compiler(kind: str) -> Callable:
+        def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+            fixed = frozenset() if kind == "backward" else torch_api.fixed_inputs()
+            with torch_api.outside_capture():
+                return CompiledGraph(graph, kind, fixed, halves)
+
+        return compile
+
+    backend = torch_api.autograd_backend(
+        compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules()
+    )
+    with one_operator():
+        return backend(gm, example_inputs)

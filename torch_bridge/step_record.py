@@ -14,7 +14,14 @@ from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
 from torch_bridge.lowering import UnsupportedModel
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, located, stays_in_torch  # noqa: F401
+from torch_bridge.lowering.errors import (  # noqa: F401
+    CannotRecord,
+    MayRaise,
+    NotCaptured,
+    TooManyRecords,
+    located,
+    stays_in_torch,
+)
 from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.left_tensors import LeftInCall, LeftTensors

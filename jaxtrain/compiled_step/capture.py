@@ -1,5 +1,6 @@
 """A compiled step whose loss TorchDynamo captures: the first way in which `CompiledStep` tries to run a call."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,18 +34,24 @@ class Capture:
     """
 
     def __init__(self, step: Any):
-        from torch_bridge.capture import loss as bridge
-        from torch_bridge.capture import results
-
-        self.results = results
-        self.step, self.refused = step, None
+        self.step = step
         self.updating, self.divisor = True, 1
         self.trained: tuple[str, ...] = ()
-        if reason := why_not(step):
-            self.refused = bridge.NotCaptured(reason)
-        self.NotCaptured = bridge.NotCaptured
-        arguments = step.weights.replicas.arguments
-        self.loss = bridge.CapturedLoss(step.loss_fn, arguments, self._differentiable, self._program)
+        reason = why_not(step)
+        self.refused = step.weights.bridge.NotCaptured(reason) if reason else None
+
+    @functools.cached_property
+    def results(self) -> Any:
+        from torch_bridge.capture import results
+
+        return results
+
+    @functools.cached_property
+    def loss(self) -> Any:
+        from torch_bridge.capture.loss import CapturedLoss  # takes seconds: it imports torch's compiler
+
+        arguments = self.step.weights.replicas.arguments
+        return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program)
 
     def __call__(self, batch: Any, updating: bool, divisor: int, trained: tuple[str, ...]) -> Any:
         """Run a call; return the loss, or (loss, values to log). Raises NotCaptured if nothing of it has run."""
@@ -53,23 +60,28 @@ class Capture:
         try:
             with weights.shown():
                 loss, logged = self.loss(batch)
-        except self.NotCaptured as error:
+        except weights.bridge.NotCaptured as error:
             self.refused = error
             raise
         lazy = weights.lazy.LazyScalar
         step.parts = {k: v if isinstance(v, lazy) else lazy(np.asarray(v)) for k, v in logged.items()}
         return (loss, step.parts) if logged else loss
 
+    @property
+    def graphs(self) -> list[Any]:
+        """Return the graphs captured so far."""
+        return self.loss.graphs if "loss" in vars(self) else []
+
     def explain(self) -> str:
         """Return which graphs of the loss were captured, and why each after the first; or why none was, with the user's
         line."""
-        lines = []
-        for graph in self.loss.graphs:
+        lines, name = [], self.step.record.name
+        for graph in self.graphs:
             why = f": {graph.why}" if graph.why else ""
             lines.append(f"{graph.title}: {graph.count} operators, {len(graph.guards)} guards{why}")
         if self.refused is not None:
-            lines.append(f"{self.loss.name}: not captured: {self.refused}")
-        return "\n".join(lines) or f"{self.loss.name}: nothing is captured before the first call"
+            lines.append(f"{name}: not captured: {self.refused}")
+        return "\n".join(lines) or f"{name}: nothing is captured before the first call"
 
     def _differentiable(self, inputs: Sequence[Any]) -> list[int]:
         """Return the positions of the step's trained parameters, and of other leaves that torch gives a gradient."""
@@ -98,22 +110,35 @@ class CapturedProgram:
         return tuple([known.get(id(inputs[place])) for place in self._places])
 
     def __call__(self, inputs: Sequence[Any]) -> list:
-        """Run the program on the graph's inputs; return its outputs, as Dynamo's code goes on with them."""
+        """Run the program on the graph's inputs; return its outputs, as Dynamo's code goes on with them. Raises
+        NotCaptured where JAX has no form for an operator with these sizes; nothing has run then."""
         capture, step, weights = self._capture, self._step, self._step.weights
         numbers, every = self._captured.program.numbers(inputs)
         names = self._names(inputs)
-        key = names, numbers.sizes, capture.trained, step.updates.switches(), capture.updating, capture.divisor
+        shapes = tuple([inputs[place].shape for place in self._graph.shaped])
+        options = capture.trained, step.updates.switches(), capture.updating, capture.divisor
+        key = names, numbers.sizes, shapes, options
         compiled = self._compiled.get(key)
+        new = compiled is None
         if compiled is None:
-            compiled = self._compiled[key] = _Compiled(self, names, numbers.sizes)
-        values = compiled.place(inputs, every)
+            try:
+                compiled = _Compiled(self, names, numbers.sizes, every)
+            except weights.bridge.CannotRecord as error:
+                raise weights.bridge.NotCaptured(str(error)) from error
+        values = compiled.place(inputs)
         updated = list({*compiled.moved, *step.grads} if step.grads else compiled.moved)
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)
-        with weights.exchange.products():
-            state, (loss, outputs, norm) = compiled.run(
-                weights.arrays, step.opt_state, step.grads, values, numbers.free, step.updates.numbers(), limit,
-                np.uint32(step.count),
-            )  # fmt: skip
+        given = (weights.arrays, step.opt_state, step.grads, values, numbers.free, step.updates.numbers(), limit)
+        try:
+            with weights.exchange.products():
+                state, (loss, outputs, norm) = compiled.run(*given, np.uint32(step.count))
+        except Exception as error:
+            if not new or isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error  # it was being traced
+        self._compiled[key] = compiled
+        if new and "jaxpr" in capture.results.artefacts.chosen():
+            capture.results.artefacts.show("jaxpr", self._graph.title, compiled.jaxpr(*given, np.uint32(step.count)))
         weights.queue.put(loss, values)
         weights.arrays, step.opt_state, step.grads = state
         weights.move_ahead()
@@ -121,13 +146,14 @@ class CapturedProgram:
             raise weights.bridge.MayRaise(self._doubt)
         step.after_call(updated if capture.updating else None)
         step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
-        return compiled.results(outputs, inputs, every)
+        return compiled.results(loss, outputs, inputs, every)
 
 
 class _Compiled:
-    """One XLA program. names: of the weights among the inputs at `places`, None for others. sizes: its constants."""
+    """One XLA program. names: of the weights among the inputs that it uses, None for others. sizes: its constants.
+    every: the inputs of its first call, and the numbers that Python computes of them."""
 
-    def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple):
+    def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple, every: Sequence[Any]):
         capture, step = program._capture, program._step
         graph, captured = program._graph, program._captured
         self._graph, self._captured, self._step, self._sizes = graph, captured, step, sizes
@@ -135,35 +161,41 @@ class _Compiled:
         self._name = dict(zip(program._places, names, strict=True))
         read = captured.program.tensors
         self._foreign = [i for i in read if self._name[i] is None]
-        self._check_indices = graph.index_checks(self._foreign)
+        self._indices = graph.index_checks(self._foreign)
+        self._symbols = self._results.symbols_of(captured.program.inputs, every)
+        step.note_shapes(tuple((tuple(every[i].shape), every[i].dtype) for i in self._foreign))
+        step.weights.widen(graph.counters(self._name))
         trained = set(capture.trained)
         self._of_step = {i: self._name[i] for i in captured.gradients if self._name[i] in trained}
         reached = set(self._of_step.values())
         self.moved = [name for name in capture.trained if name in reached]
         self._to_torch = [i for i in captured.gradients if self._name[i] is None]
         self._written = [i for i in captured.mutated if self._name[i] is None]
+        if not reached:
+            raise step.weights.bridge.CannotRecord("no parameter that requires a gradient reaches the loss")
         if reached & {self._name[i] for i in captured.mutated}:
             raise step.weights.bridge.CannotRecord("the loss writes to a parameter that the optimizer updates")
         self._divisor = capture.divisor
         self._constants: dict[int, Any] = {}  # outputs that are Python numbers, known once it is traced
         sums = not capture.updating
         function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))
+        self.jaxpr = jax.make_jaxpr(function)
         self.run: Any = OnlyFinite(function, sums) if program._doubt else jax.jit(function, donate_argnums=donated)
 
-    def place(self, inputs: Sequence[Any], every: Sequence[Any]) -> list:
+    def place(self, inputs: Sequence[Any]) -> list:
         """Return the inputs that are no weights, as arrays. Raises IndexOutOfBounds as torch would."""
         weights = self._step.weights
         values = [self._results.to_batch(inputs[i]) for i in self._foreign]
-        self._check_indices(values, every)
+        self._indices.check(values, lambda: self._symbols)
         return [weights.place(value) for value in values]
 
-    def results(self, outputs: list, inputs: Sequence[Any], every: Sequence[Any]) -> list:
+    def results(self, loss: Any, outputs: tuple, inputs: Sequence[Any], every: Sequence[Any]) -> list:
         """Return the graph's outputs for Dynamo's code, after what the graph has written to tensors of torch's."""
         weights, captured = self._step.weights, self._captured
-        outputs, grads, written = outputs
+        computed, grads, written = outputs
         self._results.add_gradients([inputs[i] for i in self._to_torch], grads)
         self._results.overwrite([inputs[i] for i in self._written], written)
-        feed, first, kept = iter(outputs), len(captured.mutated), 0
+        feed, first, kept = iter(computed), len(captured.mutated), 0
         results = []
         for place, kind in enumerate(captured.outputs):
             if isinstance(kind, tuple) and kind[0] == "constant":
@@ -175,7 +207,7 @@ class _Compiled:
             if isinstance(kind, tuple):  # a number: Python's where Python knows it
                 results.append(every[handed] if handed is not None else np.asarray(value).item())
             elif place in self._graph.awaited:
-                results.append(weights.lazy.LazyScalar(value.reshape(()) if place == self._graph.loss else value))
+                results.append(weights.lazy.LazyScalar(loss if place == self._graph.loss else value))
             else:
                 results.append(self._results.as_tensor(value, kind))
         return results
@@ -186,7 +218,11 @@ class _Compiled:
         key = jax.random.fold_in(step.key, count)
         feed = iter(values)
         given = [next(feed) if name[i] is None else arrays[name[i]] for i in captured.program.tensors]
-        changed, outputs, grads = captured.run(given, self._results.Numbers(self._sizes, tuple(free)), self._results.Call(Rngs(key)))
+        observed = self._results.Observed(captured.program.module, self._symbols)
+        numbers = self._results.Numbers(self._sizes, tuple(free))
+        changed, outputs, grads = captured.run(given, numbers, self._results.Call(Rngs(key), observe=observed))
+        if observed.asserted:
+            raise step.weights.bridge.CannotRecord("it asserts a condition on values")
         stored = self._results.stored
         buffers = {name[i]: stored(value, arrays[name[i]]) for i, value in changed.items() if name[i] is not None}
         buffers = {n: v if v.dtype == arrays[n].dtype else jnp.asarray(v, arrays[n].dtype) for n, v in buffers.items()}

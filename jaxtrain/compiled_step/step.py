@@ -130,7 +130,7 @@ class CompiledStep:
         if self.torch is None:
             refused = None
             try:
-                with contextlib.suppress(self.capture.NotCaptured):
+                with contextlib.suppress(self.weights.bridge.NotCaptured):
                     return self._captured(batch, update)
                 call = self.prepare(batch, update)
                 reason = self.changes
@@ -153,7 +153,7 @@ class CompiledStep:
         if self.capture.refused is not None:
             raise self.capture.refused
         if isinstance(self.updates, UpdateInTorch) or self.weights.bridge.watched_in_torch():
-            raise self.capture.NotCaptured("torch runs this step")
+            raise self.weights.bridge.NotCaptured("torch runs this step")
         self.weights.bridge.check_gradients_on(self.record.name)
         with self.weights.exchange.plainly():
             self.refresh()
@@ -161,7 +161,20 @@ class CompiledStep:
             trained = self.updates.trained()
         if structure != self.structure:
             self.record_anew(structure)
-        return self.capture(batch, *self._sums(update), trained)
+        self._calls += 1
+        found = self.capture(batch, *self._sums(update), trained)
+        self.refusals.recorded()
+        return found
+
+    def explain(self) -> str:
+        """Describe how the calls so far have run: the graphs that were captured and why each but the first was, why
+        none is captured, with the line of the code, and whether the loss is recorded instead or torch runs it."""
+        lines = [self.capture.explain()]
+        if self._programs:
+            lines.append(f"{self.record.name}: recorded by torch.export, {len(self._programs)} programs")
+        if self.torch is not None:
+            lines.append(f"{self.record.name}: torch runs it: {self.torch.reason}")
+        return "\n".join(lines)
 
     def _sums(self, update: bool | None) -> tuple[bool, int]:
         """Return whether a call updates the weights, and by what it divides the summed gradients."""
@@ -217,17 +230,20 @@ class CompiledStep:
         given = program.graph.host.given([*leaves, *numbers])
         return lambda: program(given)
 
-    def _note(self, forms: tuple) -> None:
-        """Raise CannotRecord if nearly every batch has a new shape, or new values that Python reads: each would be
-        compiled for a single call."""
-        self.shapes.note(tuple(form for form in forms if isinstance(form[0], tuple)), self._calls)
-        if not hasattr(self.optimizer, "param_groups"):
-            return
-        self.items.check()
-        if self.shapes.endless:
+    def note_shapes(self, shapes: tuple) -> None:
+        """Raise CannotRecord if nearly every batch has a new shape."""
+        self.shapes.note(shapes, self._calls)
+        if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
             raise self.weights.bridge.CannotRecord(
                 f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
             )
+
+    def _note(self, forms: tuple) -> None:
+        """Raise CannotRecord if nearly every batch has a new shape, or new values that Python reads: each would be
+        compiled for a single call."""
+        if hasattr(self.optimizer, "param_groups"):
+            self.items.check()
+        self.note_shapes(tuple(form for form in forms if isinstance(form[0], tuple)))
 
     def _recorded_in_vain(self) -> None:
         """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""

@@ -1,12 +1,14 @@
 """A user's loss as graphs that TorchDynamo captures: one for each way through the code that its guards tell apart.
 
-Dynamo reads the code of the loss and of the modules that it calls, and decides at every call, by its guards, which graph
-fits; what the code changes in Python it repeats after the graph has run. A loss that it cannot capture whole, or that it
-is known to get wrong, is refused before anything has run.
+Dynamo reads the code of the loss and of the modules that it calls, and decides at every call, by its guards, which
+graph fits; what the code changes in Python it repeats after the graph has run. A loss that it cannot capture whole, or
+that it is known to get wrong, is refused before anything has run.
 """
 
 import dataclasses
+import functools
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,29 +16,26 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
 from torch_bridge.capture import artefacts, torch_api
+from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.joint import Captured, joint_graph
 from torch_bridge.datasets import to_torch
 from torch_bridge.lazy_scalar import LazyScalar
-from torch_bridge.lowering.errors import CannotRecord, exception_line, source_line
+from torch_bridge.lowering.errors import (
+    CannotRecord,
+    NotCaptured,
+    StaysInTorch,
+    exception_line,
+    source_line,
+    stays_in_torch,
+)
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.raising import raising
+from torch_bridge.lowering.wide_integers import outgrowing
 
 _DOUBLE = (torch.float64, torch.complex128)
-_LENGTH = re.compile(r"len\((?P<of>.*)\) == (?P<count>\d+)")
+_LENGTH = re.compile(r"[\d/]+: (?:len\((?P<of>.*)\) == (?P<count>\d+)|not (?P<empty>\S+))")
 _INTERNAL = re.compile(r"\s*(Developer debug context|For more details|Hint|Explanation):.*", re.DOTALL)
-
-
-class NotCaptured(UserError):
-    """Error for a call that Dynamo does not capture as one graph. Nothing of the call has run.
-
-    what: the reason. where: "file:line  source", or "".
-    """
-
-    def __init__(self, what: str, where: str = ""):
-        self.what, self.where = what, where
-        super().__init__(f"{what} at {where}" if where else what)
 
 
 @torch.compiler.allow_in_graph
@@ -57,16 +56,18 @@ def _call(loss_fn: Callable, arguments: tuple, batch: Any) -> tuple:
     if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[1], Mapping):
         logged = {}
         for name, value in found[1].items():
+            if not isinstance(value, (torch.Tensor, bool, int, float)):
+                raise TypeError("a value to log is no tensor or number")
             logged[name] = a_logged_value(value) if isinstance(value, torch.Tensor) else value
         return the_loss(found[0]), logged
     return the_loss(found), {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class LossGraph:
     """One captured graph. loss: position of the loss among its outputs. awaited: outputs that only the caller of the
     step gets, so that they may be read later. why: the guard that did not hold, for which it was captured; "" for the
-    first. guards: a line for each."""
+    first. guards: a line for each. program: what runs it. numbers: outputs that Python reads as floats."""
 
     captured: Captured
     loss: int
@@ -74,6 +75,8 @@ class LossGraph:
     title: str
     why: str = ""
     guards: list[str] = dataclasses.field(default_factory=list)
+    program: Any = None
+    numbers: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -85,22 +88,31 @@ class LossGraph:
         """Name what raises in torch for some values, where this graph returns NaN; "" if nothing does."""
         return raising(self.captured.program.module)
 
-    def index_checks(self, places: Sequence[int]) -> Callable[[Sequence[Any], Sequence[Any]], None]:
-        """Return a check that takes the values of the inputs at these positions, and all inputs, and raises
-        IndexOutOfBounds where torch would refuse an index."""
-        nodes = self.captured.program.inputs
-        checks = IndexChecks(self.captured.program.module, [nodes[i].name for i in places], {})
-        expressions = {i: node.meta["val"].node.expr for i, node in enumerate(nodes) if _is_symbol(node)}
+    @functools.cached_property
+    def shaped(self) -> list[int]:
+        """Return the positions of the tensors among its inputs whose sizes may change from call to call."""
+        program = self.captured.program
+        shapes = {i: program.inputs[i].meta["val"].shape for i in program.tensors}
+        return [i for i, shape in shapes.items() if any(isinstance(size, torch.SymInt) for size in shape)]
 
-        def check(values: Sequence[Any], every: Sequence[Any]) -> None:
-            checks.check(values, lambda: {expression: every[i] for i, expression in expressions.items()})
+    def index_checks(self, places: Sequence[int]) -> IndexChecks:
+        """Return checks that take the values of the inputs at these positions."""
+        program = self.captured.program
+        return IndexChecks(program.module, [program.inputs[i].name for i in places], {})
 
-        return check
+    def counters(self, names: Mapping[int, str | None]) -> set[str]:
+        """Return the int64 buffers that the graph may let grow beyond 32 bits. names: of weights, by position."""
+        program, mutated = self.captured.program, self.captured.mutated
+        places = {program.inputs[i].name: name for i, name in names.items() if name is not None}
+        written = {program.outputs[n]: names[i] for n, i in enumerate(mutated) if names[i] is not None}
+        return outgrowing(program.module.graph, places, written)
 
 
-def _is_symbol(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.SymInt) and value.node.expr.is_symbol
+def _shortened(reason: str) -> str:
+    """Return why a guard did not hold, as one line: the condition, and the user's line."""
+    condition, _, line = reason.partition("\n")[0].partition("#")
+    condition = " ".join(condition.partition(": ")[2].split())
+    return condition + (f" at {' '.join(line.split())}" if line else "")
 
 
 class CapturedLoss:
@@ -124,62 +136,78 @@ class CapturedLoss:
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
-        self._captured = torch_api.whole(_call, self._compile, self._failed.append, self._guarded)
+        self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
         self._began = False  # whether the program of the present call has started
-        self._lengths: dict[str, list[int]] = {}  # of containers, by source, for which graphs were captured anew
         self.graphs: list[LossGraph] = []
 
     def __call__(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Raises NotCaptured before anything has run, and what the program raises."""
+        """Raises NotCaptured before anything has run, StaysInTorch for what neither Dynamo nor a record follows, and
+        what the program raises."""
         if torch_api.is_off():
             raise NotCaptured("torch.compile is switched off in this process")
         self._began = False
         self._failed.clear()
         try:
             found = self._captured(self._loss_fn, self._arguments, _with_tensors(batch))
+        except NotCaptured:
+            raise
         except Exception as error:
             if self._began:
                 raise
+            if stays_in_torch(cause := torch_api.cause_of(error)):
+                raise cause from None
             raise _not_captured(error) from error
         return found
+
+    def _note(self, reason: str) -> None:
+        self._failed.append(reason)
 
     def _guarded(self, guards: list[str]) -> None:
         self.graphs[-1].guards.extend(guards)
 
     def _compile(self, gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable:
         """Return the program of a graph: a backend of Dynamo's. Raises CannotRecord to refuse it."""
-        if torch_api.writes_bounded_deque():
-            raise CannotRecord("it writes to a deque with maxlen, which Dynamo does not follow")
+        if stale := torch_api.stale():
+            raise StaysInTorch(f"{self.name} {stale}, which a compiled step does not follow")
+        if container := torch_api.lost_writes():
+            raise CannotRecord(f"it writes to {container}, which Dynamo does not follow")
         self._check_lengths()
         real = torch_api.real_inputs(gm)
+        numbers = _numbers(gm)
         loss, awaited = _unmarked(gm)
         _check_dtypes(gm)
         differentiable = self._differentiable(real)
-        for place in differentiable:
-            fakes[place]._backward_hooks = real[place]._backward_hooks
-            if real[place]._post_accumulate_grad_hooks:
-                raise CannotRecord("a parameter has a hook that runs after its gradient is stored")
+        if any(real[place]._backward_hooks or real[place]._post_accumulate_grad_hooks for place in differentiable):
+            raise CannotRecord("a parameter has a hook on its gradient")  # Python code, which must run at each call
         captured = joint_graph(gm, fakes, differentiable, loss)
         title = f"{self.name}, graph {len(self.graphs) + 1}"
-        graph = LossGraph(captured, loss, awaited, title, self._failed[-1] if self._failed else "")
+        graph = LossGraph(captured, loss, awaited, title, _shortened(self._failed[0]) if self._failed else "")
         artefacts.show_graph(title, captured.program.module)
-        program = self._build(graph)
+        if why := refusal(captured.program.module):
+            raise CannotRecord(why)
+        graph.program, graph.numbers = self._build(graph), numbers
         self.graphs.append(graph)
+        weak, place = weakref.ref(self), len(self.graphs) - 1  # what torch keeps must not keep a step alive
+        return lambda *inputs: weak()._run(place, inputs)
 
-        def run(*given: Any) -> list:
-            self._began = True
-            return program(given)
-
-        return run
+    def _run(self, place: int, inputs: Sequence[Any]) -> list:
+        self._began = True
+        graph = self.graphs[place]
+        results = graph.program(inputs)
+        for number in graph.numbers:
+            results[number] = torch.tensor(results[number], dtype=torch.float64)
+        return results
 
     def _check_lengths(self) -> None:
-        """Raise CannotRecord for a container that is longer at each call: each would be captured anew."""
-        for reason in self._failed[-1:]:
-            if length := _LENGTH.search(reason):
-                seen = self._lengths.setdefault(length["of"], [])
-                seen.append(int(length["count"]))
-                if len(seen) > 1 and seen[-2] < seen[-1]:
-                    raise CannotRecord(f"a container grows from call to call ({length['of']})")
+        """Raise CannotRecord for a container that the code makes longer at each call: each would be captured anew."""
+        lengths: dict[str, set[str]] = {}
+        for reason in self._failed:
+            if found := _LENGTH.match(reason):
+                lengths.setdefault(found["of"] or found["empty"], set()).add(found["count"] or "0")
+        written = {name.replace("L['", "").replace("']", "", 1) for name in torch_api.written_sources()}
+        for source, counts in lengths.items():
+            if len(counts) > 1 and (source in written or source in torch_api.written_sources()):
+                raise CannotRecord(f"a container that it writes to grows from call to call ({source})")
 
 
 def _with_tensors(batch: Any) -> Any:
@@ -196,7 +224,11 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _unmarked(gm: torch.fx.GraphModule) -> tuple[int, frozenset[int]]:
-    """Take the marks out of a graph. Return the position of the loss among its outputs, and of all marked ones."""
+    """Take the marks out of a graph. Return the position of the loss among its outputs, and of all marked ones.
+
+    A float that goes back to Python leaves Dynamo's graph as a tensor; the number itself is put in its place, so that
+    what Python computes of numbers keeps all its digits.
+    """
     (output,) = (node for node in gm.graph.nodes if node.op == "output")
     outputs, marked, loss = list(output.args[0]), set(), None
     for place, node in enumerate(outputs):
@@ -208,14 +240,23 @@ def _unmarked(gm: torch.fx.GraphModule) -> tuple[int, frozenset[int]]:
                     raise CannotRecord("it returns no scalar")
             marked.add(place)
             outputs[place] = value
+        elif isinstance(node, torch.fx.Node) and node.target is torch.scalar_tensor:
+            outputs[place] = node.args[0]
     if loss is None:
         raise CannotRecord("its loss is no result of the call")
     output.args = (tuple(outputs),)
     for node in reversed(list(gm.graph.nodes)):
-        if node.target in (the_loss, a_logged_value) and not node.users:
+        if node.target in (the_loss, a_logged_value, torch.scalar_tensor) and not node.users:
             gm.graph.erase_node(node)
     gm.recompile()
     return loss, frozenset(marked)
+
+
+def _numbers(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Return the positions of the outputs that are floats, which Dynamo's code reads with item()."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    targets = [getattr(node, "target", None) for node in output.args[0]]
+    return frozenset(place for place, target in enumerate(targets) if target is torch.scalar_tensor)
 
 
 def _check_dtypes(gm: torch.fx.GraphModule) -> None:
@@ -232,5 +273,5 @@ def _not_captured(error: Exception) -> NotCaptured:
     what = _INTERNAL.sub("", str(cause)).strip().partition("\n")[0] or type(cause).__name__
     if not isinstance(cause, CannotRecord) and cause is not error:
         what = f"{type(cause).__name__}: {what}"
-    stack = torch_api.user_stack(error)
-    return NotCaptured(what, source_line(stack, own=True) or exception_line(cause))
+    where = source_line(torch_api.user_stack(error), own=True)
+    return NotCaptured(what, where or ("" if isinstance(cause, CannotRecord) else exception_line(cause)))

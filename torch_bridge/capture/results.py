@@ -6,13 +6,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_bridge.capture import artefacts
 from torch_bridge.capture.aten_program import Numbers
+from torch_bridge.capture.compiled_graph import symbols_of
+from torch_bridge.capture.observed import Observed
 from torch_bridge.datasets import to_torch
 from torch_bridge.exchange import to_batch
 from torch_bridge.lowering.table import Call
 from torch_bridge.lowering.wide_integers import stored
 
-__all__ = ["Call", "Numbers", "add_gradients", "as_tensor", "overwrite", "stored", "to_batch", "wants_gradient"]
+__all__ = [
+    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "overwrite", "stored", "symbols_of",
+    "to_batch", "wants_gradient",
+]  # fmt: skip
 
 
 def wants_gradient(value: Any, names: Mapping[int, str], trained: set[str]) -> bool:

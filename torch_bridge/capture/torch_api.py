@@ -3,11 +3,13 @@
 `check` compares what is installed with what is used; tests/unit/capture/test_torch_api.py calls it.
 """
 
+import collections
 import contextlib
 import functools
 import inspect
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch import aot_autograd as aot
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -117,12 +120,13 @@ def whole(
 ) -> Callable:
     """Return a function that Dynamo captures whole, or not at all: it then raises before it has run anything.
 
-    backend: gets (graph, fake inputs) and returns what Dynamo calls for the graph. failed: gets the reason whenever the
-    guards of a graph do not hold for a call. guarded: gets the guards of each graph, a line each, after its backend.
-    Graphs are kept with a copy of the function's code.
+    All three are methods, of which torch keeps weak references. backend: gets (graph, fake inputs) and returns what
+    Dynamo calls for the graph. failed: gets the reason whenever the guards of a graph do not hold for a call. guarded:
+    gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
     """
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
     copied = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    backend, failed, guarded = map(_weakly, (backend, failed, guarded))
     optimize = torch._dynamo.optimize(
         backend,
         nopython=True,
@@ -137,6 +141,11 @@ def whole(
             return captured(*args)
 
     return call
+
+
+def _weakly(method: Any) -> Callable:
+    weak = weakref.WeakMethod(method)
+    return lambda *arguments: weak()(*arguments)
 
 
 def _line(guard: Any) -> str:
@@ -155,20 +164,50 @@ def real_inputs(graph: torch.fx.GraphModule) -> list[Any]:
     return [getattr(node.meta.get("grapharg"), "example", None) for node in nodes]
 
 
-def written_objects() -> list[Any]:
-    """Return the Python objects, Dynamo's variables of them, that the code being captured has changed. Call it while
-    its graph is compiled."""
-    effects = InstructionTranslator.current_tx().output.side_effects
+def lost_writes() -> str:
+    """Name a container that the code being captured writes to, and whose writes Dynamo repeats wrongly; "" for none.
+    Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    for variable in _written(output):
+        value = None if variable.source is None else _value_of(variable.source.name, output)
+        if isinstance(variable, DequeVariable) and variable.source and getattr(value, "maxlen", 0) is not None:
+            return "a deque with maxlen"  # taken for one without: an append to a full one drops nothing
+        if isinstance(value, collections.OrderedDict):
+            return "an OrderedDict"  # written as a dict, past its own order
+    return ""
+
+
+def stale() -> str:
+    """Return what the code being captured does that Dynamo, and a record, compute with an old value of; "" for
+    nothing. Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    for variable in _written(output):
+        if isinstance(variable, UserDefinedClassVariable):  # its objects would still show the old value
+            return f"sets an attribute of the class {variable.value.__name__}"
+    for guard in output.guards:
+        if guard.name.endswith(".__wrapped__"):  # it would be called each time, with its effects
+            function = _value_of(guard.name, output)
+            if isinstance(function, types.FunctionType) and "site-packages" not in function.__code__.co_filename:
+                return f"calls {function.__name__}, whose results functools.cache keeps"
+    return ""
+
+
+def written_sources() -> set[str]:
+    """Return the objects that the code being captured changes, as Dynamo's guards name them."""
+    written = _written(InstructionTranslator.current_tx().output)
+    return {variable.source.name for variable in written if variable.source is not None}
+
+
+def _written(output: Any) -> list[Any]:
+    effects = output.side_effects
     return [variable for variable in effects.id_to_variable.values() if effects.is_modified(variable)]
 
 
-def writes_bounded_deque() -> bool:
-    """Return True if the code being captured changes a deque with maxlen, which Dynamo replays wrongly once it is full:
-    https://github.com/pytorch/pytorch/issues (torch 2.13: an append drops nothing)."""
-    return any(
-        isinstance(variable, DequeVariable) and variable.maxlen.as_python_constant() is not None
-        for variable in written_objects()
-    )
+def _value_of(name: str, output: Any) -> Any:
+    try:
+        return eval(name, {"L": output.local_scope, "G": output.global_scope})
+    except Exception:  # an object that only Dynamo's own names lead to
+        return None
 
 
 def user_stack(error: BaseException) -> str:

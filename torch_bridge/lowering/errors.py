@@ -69,6 +69,17 @@ def stays_in_torch(error: BaseException | None) -> bool:
     return error is not None
 
 
+class NotCaptured(UserError):
+    """Error for a call that TorchDynamo does not capture as one graph. Nothing of the call has run.
+
+    what: the reason. where: "file:line  source", or "".
+    """
+
+    def __init__(self, what: str, where: str = ""):
+        self.what, self.where = what, where
+        super().__init__(f"{what} at {where}" if where else what)
+
+
 class MayRaise(StaysInTorch):
     """Error for a non-finite step where torch may raise, and the code may handle that: torch runs the step instead."""
 

@@ -33,12 +33,15 @@ class Capture:
     not capture the loss, a NotCaptured, once that is known.
     """
 
-    def __init__(self, step: Any):
+    def __init__(self, step: Any, former: "Capture | None"):
+        """former: the one before, of the same loss."""
         self.step = step
         self.updating, self.divisor = True, 1
         self.trained: tuple[str, ...] = ()
         reason = why_not(step)
         self.refused = step.weights.bridge.NotCaptured(reason) if reason else None
+        if former is not None and former.refused is not None and former.refused.lasting:
+            self.refused = former.refused
 
     @functools.cached_property
     def results(self) -> Any:
@@ -72,6 +75,11 @@ class Capture:
         """Return the graphs captured so far."""
         return self.loss.graphs if "loss" in vars(self) else []
 
+    @property
+    def programs(self) -> list[Any]:
+        """Return the compiled programs so far."""
+        return [program for graph in self.graphs for program in graph.program.compiled.values()]
+
     def explain(self) -> str:
         """Return which graphs of the loss were captured, and why each after the first; or why none was, with the user's
         line."""
@@ -103,7 +111,7 @@ class CapturedProgram:
         aten = self._captured.program
         self._places = sorted({*aten.tensors, *self._captured.mutated, *self._captured.gradients})
         self._doubt = graph.may_raise
-        self._compiled: dict[Any, _Compiled] = {}
+        self.compiled: dict[Any, _Compiled] = {}
 
     def _names(self, inputs: Sequence[Any]) -> tuple[str | None, ...]:
         known = self._step.weights.names
@@ -118,7 +126,7 @@ class CapturedProgram:
         shapes = tuple([inputs[place].shape for place in self._graph.shaped])
         options = capture.trained, step.updates.switches(), capture.updating, capture.divisor
         key = names, numbers.sizes, shapes, options
-        compiled = self._compiled.get(key)
+        compiled = self.compiled.get(key)
         new = compiled is None
         if compiled is None:
             try:
@@ -136,7 +144,7 @@ class CapturedProgram:
             if not new or isinstance(error, jax.errors.JaxRuntimeError):
                 raise
             raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error  # it was being traced
-        self._compiled[key] = compiled
+        self.compiled[key] = compiled
         if new and "jaxpr" in capture.results.artefacts.chosen():
             capture.results.artefacts.show("jaxpr", self._graph.title, compiled.jaxpr(*given, np.uint32(step.count)))
         weights.queue.put(loss, values)
@@ -171,6 +179,8 @@ class _Compiled:
         self.moved = [name for name in capture.trained if name in reached]
         self._to_torch = [i for i in captured.gradients if self._name[i] is None]
         self._written = [i for i in captured.mutated if self._name[i] is None]
+        if self._results.parameter_among([every[i] for i in self._to_torch]):
+            raise step.weights.bridge.CannotRecord("it trains a parameter that the step's optimizer does not hold")
         if not reached:
             raise step.weights.bridge.CannotRecord("no parameter that requires a gradient reaches the loss")
         if reached & {self._name[i] for i in captured.mutated}:

@@ -32,6 +32,7 @@ class CompiledStep:
         self.key = jax.random.fold_in(weights.key, index)
         self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
         self._loss_fn = loss_fn
+        self.capture: Any = None
         self.updates = self._look()
         if scheduler is not None and not hasattr(optimizer, "param_groups"):
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
@@ -81,14 +82,14 @@ class CompiledStep:
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable) -> None:
-        self._loss_fn = loss_fn
+        self._loss_fn, self.capture = loss_fn, None
         self.record_anew()
 
     def record_anew(self, structure: tuple | None = None) -> None:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
         self.structure = self.structure if structure is None else structure
         self.record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
-        self.capture = Capture(self)
+        self.capture = Capture(self, self.capture)
         self._programs: dict[Any, Any] = {}
         self._ways: dict[Any, list[StepProgram]] = {}  # one program per way that Python's numbers take in the loss
 
@@ -165,6 +166,12 @@ class CompiledStep:
         found = self.capture(batch, *self._sums(update), trained)
         self.refusals.recorded()
         return found
+
+    @property
+    def programs(self) -> list[Any]:
+        """Return the compiled programs so far, each once."""
+        recorded = {id(program): program for program in self._programs.values()}
+        return [*self.capture.programs, *recorded.values()]
 
     def explain(self) -> str:
         """Describe how the calls so far have run: the graphs that were captured and why each but the first was, why

@@ -25,6 +25,7 @@ from torch_bridge.lowering.errors import (
     CannotRecord,
     NotCaptured,
     StaysInTorch,
+    Unfollowed,
     exception_line,
     source_line,
     stays_in_torch,
@@ -33,6 +34,7 @@ from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.wide_integers import outgrowing
 
+MOST_GRAPHS = 8  # with more, half of the calls must go without a new one
 _DOUBLE = (torch.float64, torch.complex128)
 _LENGTH = re.compile(r"[\d/]+: (?:len\((?P<of>.*)\) == (?P<count>\d+)|not (?P<empty>\S+))")
 _INTERNAL = re.compile(r"\s*(Developer debug context|For more details|Hint|Explanation):.*", re.DOTALL)
@@ -137,6 +139,7 @@ class CapturedLoss:
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
         self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
+        self._calls = 0
         self._began = False  # whether the program of the present call has started
         self.graphs: list[LossGraph] = []
 
@@ -146,6 +149,7 @@ class CapturedLoss:
         if torch_api.is_off():
             raise NotCaptured("torch.compile is switched off in this process")
         self._began = False
+        self._calls += 1
         self._failed.clear()
         try:
             found = self._captured(self._loss_fn, self._arguments, _with_tensors(batch))
@@ -170,8 +174,10 @@ class CapturedLoss:
         if stale := torch_api.stale():
             raise StaysInTorch(f"{self.name} {stale}, which a compiled step does not follow")
         if container := torch_api.lost_writes():
-            raise CannotRecord(f"it writes to {container}, which Dynamo does not follow")
+            raise Unfollowed(f"it changes {container}, which Dynamo does not follow")
         self._check_lengths()
+        if len(self.graphs) >= MOST_GRAPHS and 2 * len(self.graphs) > self._calls:
+            raise Unfollowed(f"it wants another graph at most calls, here because {_shortened(self._failed[0])}")
         real = torch_api.real_inputs(gm)
         numbers = _numbers(gm)
         loss, awaited = _unmarked(gm)
@@ -199,7 +205,7 @@ class CapturedLoss:
         return results
 
     def _check_lengths(self) -> None:
-        """Raise CannotRecord for a container that the code makes longer at each call: each would be captured anew."""
+        """Raise Unfollowed for a container that the code makes longer at each call: each would be captured anew."""
         lengths: dict[str, set[str]] = {}
         for reason in self._failed:
             if found := _LENGTH.match(reason):
@@ -207,7 +213,7 @@ class CapturedLoss:
         written = {name.replace("L['", "").replace("']", "", 1) for name in torch_api.written_sources()}
         for source, counts in lengths.items():
             if len(counts) > 1 and (source in written or source in torch_api.written_sources()):
-                raise CannotRecord(f"a container that it writes to grows from call to call ({source})")
+                raise Unfollowed(f"a container that it writes to grows from call to call ({source})")
 
 
 def _with_tensors(batch: Any) -> Any:
@@ -274,4 +280,5 @@ def _not_captured(error: Exception) -> NotCaptured:
     if not isinstance(cause, CannotRecord) and cause is not error:
         what = f"{type(cause).__name__}: {what}"
     where = source_line(torch_api.user_stack(error), own=True)
-    return NotCaptured(what, where or ("" if isinstance(cause, CannotRecord) else exception_line(cause)))
+    where = where or ("" if isinstance(cause, CannotRecord) else exception_line(cause))
+    return NotCaptured(what, where, isinstance(cause, Unfollowed) or torch_api.is_limit(error))

@@ -16,26 +16,30 @@ from torch_bridge.lowering.table import Call
 from torch_bridge.lowering.wide_integers import stored
 
 __all__ = [
-    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "overwrite", "stored", "symbols_of",
-    "to_batch", "wants_gradient",
+    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "overwrite", "parameter_among", "stored",
+    "symbols_of", "to_batch", "wants_gradient",
 ]  # fmt: skip
 
 
 def wants_gradient(value: Any, names: Mapping[int, str], trained: set[str]) -> bool:
-    """Return True for a parameter that is trained, and for a leaf that is no parameter and requires a gradient.
+    """Return True for a parameter that is trained, and for a leaf outside the modules that requires a gradient.
 
-    names: id of a tensor of the modules, or of the optimizer -> its name. Other parameters (those of another update, of
-    a network around the loss) get no gradient.
+    names: id of a tensor of the modules, or of the optimizer -> its name.
     """
     if not isinstance(value, torch.Tensor) or not (value.requires_grad and value.is_leaf):
         return False
     name = names.get(id(value))
-    return name in trained if name is not None else not isinstance(value, torch.nn.Parameter)
+    return name is None or name in trained
 
 
 def as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return a result as a tensor of its own. Waits for the step."""
     return to_torch(np.array(array)).to(dtype)
+
+
+def parameter_among(values: Sequence[Any]) -> bool:
+    """Return True if a torch parameter is among these."""
+    return any(isinstance(value, torch.nn.Parameter) for value in values)
 
 
 @torch.no_grad()

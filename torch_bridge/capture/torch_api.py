@@ -17,6 +17,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch import aot_autograd as aot
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -94,7 +95,8 @@ def outside_capture() -> Iterator[None]:
 
 # What a compiled step asks of Dynamo. The four that are off leave out guards: hooks that are added later, parameters
 # that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go unseen.
-# An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's.
+# An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's. Shapes
+# that follow from values (x[mask]) are not captured: a record computes them without waiting for the device.
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
@@ -106,7 +108,6 @@ _SETTINGS = {
     "ignore_logging_functions": set(),
     "automatic_dynamic_local_pgo": False,  # nothing of an earlier process
     "capture_scalar_outputs": True,
-    "capture_dynamic_output_shape_ops": True,
     "trace_autograd_ops": True,
     "allow_unspec_int_on_nn_module": True,
     "allow_rnn": True,
@@ -165,7 +166,7 @@ def real_inputs(graph: torch.fx.GraphModule) -> list[Any]:
 
 
 def lost_writes() -> str:
-    """Name a container that the code being captured writes to, and whose writes Dynamo repeats wrongly; "" for none.
+    """Name an object that the code being captured changes, and whose changes Dynamo repeats wrongly; "" for none.
     Call it while the graph is compiled."""
     output = InstructionTranslator.current_tx().output
     for variable in _written(output):
@@ -174,6 +175,8 @@ def lost_writes() -> str:
             return "a deque with maxlen"  # taken for one without: an append to a full one drops nothing
         if isinstance(value, collections.OrderedDict):
             return "an OrderedDict"  # written as a dict, past its own order
+        if isinstance(variable, RandomVariable):
+            return "a random.Random"  # what it draws is a constant of the graph
     return ""
 
 
@@ -214,6 +217,11 @@ def user_stack(error: BaseException) -> str:
     """Return the user's frames that led to an error of Dynamo's, as a traceback prints them; "" if unknown."""
     stack = getattr(error, "real_stack", None)
     return "".join(stack.format()) if stack else ""
+
+
+def is_limit(error: BaseException) -> bool:
+    """Return True if Dynamo has captured as many graphs of one function as the settings allow."""
+    return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
 
 
 def cause_of(error: BaseException) -> BaseException:

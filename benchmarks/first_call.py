@@ -16,6 +16,8 @@ from benchmarks import parser, save
 
 FIRST = """
 import json, sys, time
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+declare_torchvision()
 import torch, transformers
 import jaxtrain
 torch.manual_seed(0)

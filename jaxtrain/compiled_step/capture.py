@@ -14,6 +14,9 @@ from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
 
+MOST_SHORT = 2  # captures in a row that serve a single call each
+
+
 def why_not(step: Any) -> str:
     """Return why Dynamo is not asked for a step's loss; "" if it is."""
     weights = step.weights
@@ -40,6 +43,11 @@ class Capture:
         self.trained: tuple[str, ...] = ()
         reason = why_not(step)
         self.refused = step.weights.bridge.NotCaptured(reason) if reason else None
+        self.short = 0  # captures before this one that served one call each
+        if former is not None and former.graphs and former.loss.calls == 1:
+            self.short = former.short + 1
+        if self.short > MOST_SHORT:
+            self.refused = step.weights.bridge.NotCaptured("each call leaves other modules or tensors", lasting=True)
         if former is not None and former.refused is not None and former.refused.lasting:
             self.refused = former.refused
 
@@ -131,8 +139,8 @@ class CapturedProgram:
         if compiled is None:
             try:
                 compiled = _Compiled(self, names, numbers.sizes, every)
-            except weights.bridge.CannotRecord as error:
-                raise weights.bridge.NotCaptured(str(error)) from error
+            except Exception as error:
+                raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error
         values = compiled.place(inputs)
         updated = list({*compiled.moved, *step.grads} if step.grads else compiled.moved)
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)

@@ -18,8 +18,25 @@ LOSSES_ONLY = {"hf_bert", "timm_vit", "transformer_encoder"}
 NEEDS = {"hf_bert": "transformers", "hf_gpt2": "transformers", "hf_t5": "transformers", "timm_vit": "timm"}
 NEEDS |= {"timm_resnet": "timm", "torchmetrics_in_loss": "torchmetrics", "scipy_assignment": "scipy"}
 SLOW = {"hf_t5", "timm_vit", "timm_resnet", "lstm_tagger", "hf_bert", "hf_gpt2"}
-IN_TORCH: dict[str, str] = {}  # name -> why it is not one program
-PROGRAMS: dict[str, int] = {}  # name -> how many programs it needs, where that is more than one
+IN_TORCH = {  # name -> why it is not one program
+    "tensors_appended": "a list grows at each call",
+    "deque_of_losses": "Dynamo does not follow a deque with maxlen",
+    "list_of_values": "Python branches on values of a tensor",
+    "scipy_assignment": "scipy computes on an output",
+    "python_random": "Python branches on a random number",
+    "numpy_random": "numpy draws a random number",
+    "iterator_in_loss": "it takes from an iterator of elsewhere",
+    "clock": "it reads the clock",
+    "branch_on_tensor": "Python branches on the value of a tensor",
+    "torchmetrics_in_loss": "the metric branches on the value of a tensor",
+}
+PROGRAMS = {  # name -> how many programs it needs, where that is more than one: a number is a constant in the first
+    **dict.fromkeys("attribute_beta counter_in_forward counter_that_warms_up math_of_number".split(), 2),
+    **dict.fromkeys("global_that_changes text_in_batch features_list_by_hooks running_average_in_python".split(), 2),
+    **dict.fromkeys("requires_grad_flips layer_replaced criterion_exchanged gan logs_every_fifth".split(), 2),
+    **dict.fromkeys("branch_on_number branch_every_third float_branch short_last_batch".split(), 3),
+    "lookup_by_number": 4,
+}
 
 
 class Compilations(logging.Handler):

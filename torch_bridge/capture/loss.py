@@ -123,7 +123,7 @@ class CapturedLoss:
 
     arguments: the modules, as the loss is given them. differentiable: returns which of a graph's inputs, real tensors,
     to differentiate by, as positions. build: makes the program of a graph, a function of the graph's inputs that
-    returns its outputs. graphs: those captured so far.
+    returns its outputs. graphs: those captured so far. calls: count so far.
     """
 
     def __init__(
@@ -138,8 +138,9 @@ class CapturedLoss:
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
+        self._methods: dict[type, tuple[int, dict[str, Any]]] = {}  # of the user's classes, which Dynamo does not guard
         self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
-        self._calls = 0
+        self.calls = 0
         self._began = False  # whether the program of the present call has started
         self.graphs: list[LossGraph] = []
 
@@ -148,8 +149,11 @@ class CapturedLoss:
         what the program raises."""
         if torch_api.is_off():
             raise NotCaptured("torch.compile is switched off in this process")
+        if self._methods_changed():
+            self._methods.clear()
+            self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
         self._began = False
-        self._calls += 1
+        self.calls += 1
         self._failed.clear()
         try:
             found = self._captured(self._loss_fn, self._arguments, _with_tensors(batch))
@@ -175,8 +179,10 @@ class CapturedLoss:
             raise StaysInTorch(f"{self.name} {stale}, which a compiled step does not follow")
         if container := torch_api.lost_writes():
             raise Unfollowed(f"it changes {container}, which Dynamo does not follow")
+        if where := torch_api.catching_code():  # a key that appears later would not be noticed
+            raise Unfollowed(f"it catches an exception, which Dynamo does not guard, at {where}")
         self._check_lengths()
-        if len(self.graphs) >= MOST_GRAPHS and 2 * len(self.graphs) > self._calls:
+        if len(self.graphs) >= MOST_GRAPHS and 2 * len(self.graphs) > self.calls:
             raise Unfollowed(f"it wants another graph at most calls, here because {_shortened(self._failed[0])}")
         real = torch_api.real_inputs(gm)
         numbers = _numbers(gm)
@@ -191,6 +197,9 @@ class CapturedLoss:
         artefacts.show_graph(title, captured.program.module)
         if why := refusal(captured.program.module):
             raise CannotRecord(why)
+        for kind in torch_api.user_classes():
+            methods = {name: value for name, value in vars(kind).items() if hasattr(value, "__get__")}
+            self._methods[kind] = len(vars(kind)), methods
         graph.program, graph.numbers = self._build(graph), numbers
         self.graphs.append(graph)
         weak, place = weakref.ref(self), len(self.graphs) - 1  # what torch keeps must not keep a step alive
@@ -203,6 +212,14 @@ class CapturedLoss:
         for number in graph.numbers:
             results[number] = torch.tensor(results[number], dtype=torch.float64)
         return results
+
+    def _methods_changed(self) -> bool:
+        """Return True if a class that the code uses has other methods than when it was captured."""
+        for kind, (count, methods) in self._methods.items():
+            now = vars(kind)
+            if len(now) != count or any(now.get(name) is not method for name, method in methods.items()):
+                return True
+        return False
 
     def _check_lengths(self) -> None:
         """Raise Unfollowed for a container that the code makes longer at each call: each would be captured anew."""

@@ -5,9 +5,13 @@
 
 import collections
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
+import linecache
+import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -195,6 +199,37 @@ def stale() -> str:
     return ""
 
 
+def catching_code() -> str:
+    """Return the line of an `except` clause in the user's code that is being captured; "" if there is none. Call it
+    while its graph is compiled."""
+    for code in torch._guards.TracingContext.get_traced_code() or ():
+        if _is_users_file(code.co_filename):
+            for step in dis.get_instructions(code):
+                if step.opname == "CHECK_EXC_MATCH":
+                    line = step.positions.lineno if step.positions else code.co_firstlineno
+                    return f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line or 1).strip()}"
+    return ""
+
+
+def _is_users_file(file: str) -> bool:
+    return not any(part in file for part in (sysconfig.get_path("stdlib"), "site-packages", "torch_bridge"))
+
+
+def user_classes() -> set[type]:
+    """Return the classes, and their bases, of the objects that the code being captured uses, except those of installed
+    packages and of Python itself. Call it while its graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    guards = [guard for guard in output.guards if guard.create_fn_name() == "TYPE_MATCH"]
+    kinds = {type(_value_of(guard.name, output)) for guard in guards}
+    return {base for kind in kinds for base in kind.__mro__ if _is_users(base)}
+
+
+@functools.cache
+def _is_users(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and _is_users_file(file))
+
+
 def written_sources() -> set[str]:
     """Return the objects that the code being captured changes, as Dynamo's guards name them."""
     written = _written(InstructionTranslator.current_tx().output)
@@ -238,6 +273,12 @@ def check() -> None:
         "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": ("static_input_indices", "bw_donated_idxs"),
         "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
         "torch._decomp": ("core_aten_decompositions",),
+        "torch._dynamo.config": tuple(_SETTINGS),
+        "torch._dynamo.exc": ("FailOnRecompileLimitHit",),
+        "torch._dynamo.eval_frame": ("_stance",),
+        "torch._dynamo.side_effects.SideEffects": ("is_modified",),
+        "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),
+        "torch._dynamo.variables.builder.GraphArg": ("example",),
         "torch.utils._python_dispatch": ("_disable_current_modes",),
     }
     for path, names in wanted.items():

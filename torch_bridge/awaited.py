@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,6 +56,17 @@ class Awaited:
             tensor.__class__ = kind
             del tensor._awaited
         self._classes = []
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Inside the context, the tensors have their own classes, for code that looks at these and reads no values."""
+        for tensor, kind in zip(self._tensors, self._classes, strict=False):
+            tensor.__class__ = kind
+        try:
+            yield
+        finally:
+            for tensor, kind in zip(self._tensors, self._classes, strict=False):
+                tensor.__class__ = _awaited(kind)
 
     def fetch(self) -> None:
         """Fetch the values; the `fetch` callback must call `release`. Raises UserError in a forked process, which

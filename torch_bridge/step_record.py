@@ -17,6 +17,7 @@ from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import (  # noqa: F401
     CannotRecord,
     MayRaise,
+    NotCaptured,
     TooManyRecords,
     located,
     stays_in_torch,

@@ -1,5 +1,6 @@
 """Weights of torch modules on the devices: read from torch's tensors, and written back into them."""
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -155,6 +156,10 @@ class SharedWeights:
         if not self.dirty:
             self.dirty = True
             self._awaited.hold()
+
+    def shown(self) -> contextlib.AbstractContextManager:
+        """Return a context in which the tensors look as if torch held the newest values; nothing in it may read any."""
+        return self._awaited.shown()
 
     def forget(self) -> None:
         """Treat torch's values as the newest; the devices' values are not written back."""

@@ -1,5 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.averaging import Averaging
+from jaxtrain.compiled_step.capture import Capture
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
@@ -33,6 +35,7 @@ class CompiledStep:
         self.key = jax.random.fold_in(weights.key, index)
         self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
         self._loss_fn = loss_fn
+        self.capture: Any = None
         self.updates = self._look()
         if scheduler is not None and not hasattr(optimizer, "param_groups"):
             raise UserError("scheduler: an optax optimizer holds its own schedule; leave scheduler out")
@@ -82,25 +85,24 @@ class CompiledStep:
 
     @loss_fn.setter
     def loss_fn(self, loss_fn: Callable) -> None:
-        self._loss_fn = loss_fn
+        self._loss_fn, self.capture = loss_fn, None
         self.record_anew()
 
     def record_anew(self, structure: tuple | None = None) -> None:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
         self.structure = self.structure if structure is None else structure
-        self._record, self._unseen = None, None
-        try:
-            self._record = self.weights.bridge.LossRecord(self.weights.modules, self.loss_fn, self.weights.replicas)
-        except self.weights.bridge.CannotRecord as error:
-            self._unseen = error  # the next call is told
+        self._record: Any = None
+        self.capture = Capture(self, self.capture)
         self._programs: dict[Any, Any] = {}
         self._ways: dict[Any, list[StepProgram]] = {}  # one program per way that Python's numbers take in the loss
 
     @property
     def record(self) -> Any:
-        """The record of the loss. Raises CannotRecord if what the loss reads cannot be looked at."""
-        if self._unseen is not None:
-            raise self._unseen
+        """The record of the loss, made when Dynamo does not capture it. Raises CannotRecord if what the loss reads
+        cannot be looked at."""
+        if self._record is None:
+            weights = self.weights
+            self._record = weights.bridge.LossRecord(weights.modules, self.loss_fn, weights.replicas)
         return self._record
 
     def refresh(self) -> None:
@@ -141,6 +143,8 @@ class CompiledStep:
         if self.torch is None:
             refused = None
             try:
+                with contextlib.suppress(self.weights.bridge.NotCaptured):
+                    return self._captured(batch, update)
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -156,6 +160,45 @@ class CompiledStep:
                 refused, reason = error, self.weights.bridge.reason_of(error)
             return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
+
+    def _captured(self, batch: Any, update: bool | None) -> Any:
+        """Run a call whose loss Dynamo captures. Raises NotCaptured if nothing of it has run."""
+        if self.capture.refused is not None:
+            raise self.capture.refused
+        if isinstance(self.updates, UpdateInTorch) or self.weights.bridge.watched_in_torch():
+            raise self.weights.bridge.NotCaptured("torch runs this step")
+        self.weights.bridge.check_gradients_on(self.capture.loss.name)
+        with self.weights.exchange.plainly():
+            self.refresh()
+            structure = self.weights.edits.structure_of(self.weights.submodules)
+            trained = self.updates.trained()
+        if structure != self.structure:
+            self.record_anew(structure)
+        self._calls += 1
+        found = self.capture(batch, *self._sums(update), trained)
+        self.refusals.recorded()
+        return found
+
+    @property
+    def programs(self) -> list[Any]:
+        """Return the compiled programs so far, each once."""
+        recorded = {id(program): program for program in self._programs.values()}
+        return [*self.capture.programs, *recorded.values()]
+
+    def explain(self) -> str:
+        """Describe how the calls so far have run: the graphs that were captured and why each but the first was, why
+        none is captured, with the line of the code, and whether the loss is recorded instead or torch runs it."""
+        lines = [self.capture.explain()]
+        if self._programs:
+            lines.append(f"{self.capture.loss.name}: recorded by torch.export, {len(self._programs)} programs")
+        if self.torch is not None:
+            lines.append(f"{self.capture.loss.name}: torch runs it: {self.torch.reason}")
+        return "\n".join(lines)
+
+    def _sums(self, update: bool | None) -> tuple[bool, int]:
+        """Return whether a call updates the weights, and by what it divides the summed gradients."""
+        updating = (self.count + 1) % self.accumulate == 0 if update is None else update
+        return updating, self.accumulate if update is None else 1
 
     @property
     def changes(self) -> str:
@@ -180,8 +223,7 @@ class CompiledStep:
             raise self.weights.bridge.CannotRecord(watched)
         self.record.check_captured()
         self._calls += 1
-        updating = (self.count + 1) % self.accumulate == 0 if update is None else update
-        divisor = self.accumulate if update is None else 1
+        updating, divisor = self._sums(update)
         forms = self.weights.bridge.forms(leaves)
         key = (spec, batch_type, modes, trained, switches, updating, divisor, forms)
         python, numbers = self.record.python()
@@ -207,17 +249,20 @@ class CompiledStep:
         given = program.graph.host.given([*leaves, *numbers])
         return lambda: program(given)
 
-    def _note(self, forms: tuple) -> None:
-        """Raise CannotRecord if nearly every batch has a new shape, or new values that Python reads: each would be
-        compiled for a single call."""
-        self.shapes.note(tuple(form for form in forms if isinstance(form[0], tuple)), self._calls)
-        if not hasattr(self.optimizer, "param_groups"):
-            return
-        self.items.check()
-        if self.shapes.endless:
+    def note_shapes(self, shapes: tuple) -> None:
+        """Raise CannotRecord if nearly every batch has a new shape."""
+        self.shapes.note(shapes, self._calls)
+        if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
             raise self.weights.bridge.CannotRecord(
                 f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
             )
+
+    def _note(self, forms: tuple) -> None:
+        """Raise CannotRecord if nearly every batch has a new shape, or new values that Python reads: each would be
+        compiled for a single call."""
+        if hasattr(self.optimizer, "param_groups"):
+            self.items.check()
+        self.note_shapes(tuple(form for form in forms if isinstance(form[0], tuple)))
 
     def _recorded_in_vain(self) -> None:
         """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""

@@ -34,7 +34,7 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
         return found
     if fails:
         reason = f"with other values in the batch it fails: {reason}"  # the record's own values
-    step.torch = updates
+    step.torch, updates.reason = updates, reason
     if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
         log.warning("%s; torch runs the steps from here on", reason)
     else:
@@ -46,13 +46,14 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
 class TorchUpdates:
     """Continuation of a compiled step in torch, with its weights, optimizer and count. Called as the step is called.
 
-    step: a CompiledStep. Its values are synced into torch's objects; its waiting gradients become `grad`.
+    step: a CompiledStep. Its values are synced into torch's objects; its waiting gradients become `grad`. reason: why
+    torch runs the steps.
     """
 
     def __init__(self, step: Any):
         from torch_bridge import torch_step
 
-        self.step, self.bridge = step, torch_step
+        self.step, self.bridge, self.reason = step, torch_step, ""
         step.write()
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)

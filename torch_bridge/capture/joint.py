@@ -65,7 +65,8 @@ def joint_graph(
             for place in differentiable:
                 inputs[place] = inputs[place].detach().requires_grad_()
             leaves = [inputs[place] for place in differentiable]
-            outputs = list(gm(*inputs))
+            with torch.fx.traceback.preserve_node_meta():  # the user's lines
+                outputs = list(torch.fx.Interpreter(gm).run(*inputs))
             grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True)) if leaves else []
             for number, place in enumerate(differentiable):
                 grads[number] = _hooked(example_inputs[place], grads[number])

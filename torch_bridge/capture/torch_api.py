@@ -3,14 +3,27 @@
 `check` compares what is installed with what is used; tests/unit/capture/test_torch_api.py calls it.
 """
 
+import collections
 import contextlib
+import dis
+import functools
 import inspect
+import itertools
+import linecache
+import sys
+import sysconfig
+import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.lists import DequeVariable
+from torch._dynamo.variables.misc import RandomVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._functorch import aot_autograd as aot
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -87,6 +100,173 @@ def outside_capture() -> Iterator[None]:
         yield
 
 
+# What a compiled step asks of Dynamo. The four that are off leave out guards: hooks that are added later, parameters
+# that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go unseen.
+# An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's. Shapes
+# that follow from values (x[mask]) are not captured: a record computes them without waiting for the device.
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "assume_dunder_attributes_remain_unchanged": False,
+    "rewrite_assert_with_torch_assert": False,
+    "use_numpy_random_stream": True,
+    "reorderable_logging_functions": set(),
+    "ignore_logging_functions": set(),
+    "automatic_dynamic_local_pgo": False,  # nothing of an earlier process
+    "capture_scalar_outputs": True,
+    "trace_autograd_ops": True,
+    "allow_unspec_int_on_nn_module": True,
+    "allow_rnn": True,
+    "recompile_limit": 16,
+}
+_number = itertools.count()
+
+
+def whole(
+    function: Callable, backend: Callable, failed: Callable[[str], None], guarded: Callable[[list[str]], None]
+) -> Callable:
+    """Return a function that Dynamo captures whole, or not at all: it then raises before it has run anything.
+
+    All three are methods, of which torch keeps weak references. backend: gets (graph, fake inputs) and returns what
+    Dynamo calls for the graph. failed: gets the reason whenever the guards of a graph do not hold for a call. guarded:
+    gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
+    copied = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    backend, failed, guarded = map(_weakly, (backend, failed, guarded))
+    optimize = torch._dynamo.optimize(
+        backend,
+        nopython=True,
+        guard_fail_fn=lambda failure: failed(failure.reason),
+        guard_export_fn=lambda guards: guarded([_line(guard) for guard in guards]),
+    )
+    captured = optimize(copied)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        with torch._dynamo.config.patch(_SETTINGS):
+            return captured(*args)
+
+    return call
+
+
+def _weakly(method: Any) -> Callable:
+    weak = weakref.WeakMethod(method)
+    return lambda *arguments: weak()(*arguments)
+
+
+def _line(guard: Any) -> str:
+    code = "; ".join(guard.code_list or ())
+    return f"{guard.create_fn_name()} {guard.name}" + (f": {code}" if code else "")
+
+
+def is_off() -> bool:
+    """Return True if the process lets no function be captured: TORCHDYNAMO_DISABLE, torch.compiler.set_stance."""
+    return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance != "default"
+
+
+def real_inputs(graph: torch.fx.GraphModule) -> list[Any]:
+    """Return the tensors and numbers that a graph of Dynamo's was captured with, while it is compiled."""
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [getattr(node.meta.get("grapharg"), "example", None) for node in nodes]
+
+
+def lost_writes() -> str:
+    """Name an object that the code being captured changes, and whose changes Dynamo repeats wrongly; "" for none.
+    Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    for variable in _written(output):
+        value = None if variable.source is None else _value_of(variable.source.name, output)
+        if isinstance(variable, DequeVariable) and variable.source and getattr(value, "maxlen", 0) is not None:
+            return "a deque with maxlen"  # taken for one without: an append to a full one drops nothing
+        if isinstance(value, collections.OrderedDict):
+            return "an OrderedDict"  # written as a dict, past its own order
+        if isinstance(variable, RandomVariable):
+            return "a random.Random"  # what it draws is a constant of the graph
+    return ""
+
+
+def stale() -> str:
+    """Return what the code being captured does that Dynamo, and a record, compute with an old value of; "" for
+    nothing. Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    for variable in _written(output):
+        if isinstance(variable, UserDefinedClassVariable):  # its objects would still show the old value
+            return f"sets an attribute of the class {variable.value.__name__}"
+    for guard in output.guards:
+        if guard.name.endswith(".__wrapped__"):  # it would be called each time, with its effects
+            function = _value_of(guard.name, output)
+            if isinstance(function, types.FunctionType) and "site-packages" not in function.__code__.co_filename:
+                return f"calls {function.__name__}, whose results functools.cache keeps"
+    return ""
+
+
+def catching_code() -> str:
+    """Return the line of an `except` clause in the user's code that is being captured; "" if there is none. Call it
+    while its graph is compiled."""
+    for code in torch._guards.TracingContext.get_traced_code() or ():
+        if _is_users_file(code.co_filename):
+            for step in dis.get_instructions(code):
+                if step.opname == "CHECK_EXC_MATCH":
+                    line = step.positions.lineno if step.positions else code.co_firstlineno
+                    return f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line or 1).strip()}"
+    return ""
+
+
+def _is_users_file(file: str) -> bool:
+    return not any(part in file for part in (sysconfig.get_path("stdlib"), "site-packages", "torch_bridge"))
+
+
+def user_classes() -> set[type]:
+    """Return the classes, and their bases, of the objects that the code being captured uses, except those of installed
+    packages and of Python itself. Call it while its graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    guards = [guard for guard in output.guards if guard.create_fn_name() == "TYPE_MATCH"]
+    kinds = {type(_value_of(guard.name, output)) for guard in guards}
+    return {base for kind in kinds for base in kind.__mro__ if _is_users(base)}
+
+
+@functools.cache
+def _is_users(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and _is_users_file(file))
+
+
+def written_sources() -> set[str]:
+    """Return the objects that the code being captured changes, as Dynamo's guards name them."""
+    written = _written(InstructionTranslator.current_tx().output)
+    return {variable.source.name for variable in written if variable.source is not None}
+
+
+def _written(output: Any) -> list[Any]:
+    effects = output.side_effects
+    return [variable for variable in effects.id_to_variable.values() if effects.is_modified(variable)]
+
+
+def _value_of(name: str, output: Any) -> Any:
+    try:
+        return eval(name, {"L": output.local_scope, "G": output.global_scope})
+    except Exception:  # an object that only Dynamo's own names lead to
+        return None
+
+
+def user_stack(error: BaseException) -> str:
+    """Return the user's frames that led to an error of Dynamo's, as a traceback prints them; "" if unknown."""
+    stack = getattr(error, "real_stack", None)
+    return "".join(stack.format()) if stack else ""
+
+
+def is_limit(error: BaseException) -> bool:
+    """Return True if Dynamo has captured as many graphs of one function as the settings allow."""
+    return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error of a backend that Dynamo has wrapped, or the error itself."""
+    return getattr(error, "inner_exception", None) or error
+
+
 def check() -> None:
     """Raise UserError, a sentence, if the installed torch lacks something that this file uses."""
     export = inspect.signature(aot._aot_export_function).parameters
@@ -96,6 +276,12 @@ def check() -> None:
         "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": ("static_input_indices", "bw_donated_idxs"),
         "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
         "torch._decomp": ("core_aten_decompositions",),
+        "torch._dynamo.config": tuple(_SETTINGS),
+        "torch._dynamo.exc": ("FailOnRecompileLimitHit",),
+        "torch._dynamo.eval_frame": ("_stance",),
+        "torch._dynamo.side_effects.SideEffects": ("is_modified",),
+        "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),
+        "torch._dynamo.variables.builder.GraphArg": ("example",),
         "torch.utils._python_dispatch": ("_disable_current_modes",),
     }
     for path, names in wanted.items():

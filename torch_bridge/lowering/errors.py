@@ -72,6 +72,21 @@ def stays_in_torch(error: BaseException | None) -> bool:
     return error is not None
 
 
+class Unfollowed(CannotRecord):
+    """Error for code whose effects TorchDynamo does not repeat as Python has them, or only with a graph per call."""
+
+
+class NotCaptured(UserError):
+    """Error for a call that TorchDynamo does not capture as one graph. Nothing of the call has run.
+
+    what: the reason. where: "file:line  source", or "". lasting: later calls would be refused too.
+    """
+
+    def __init__(self, what: str, where: str = "", lasting: bool = False):
+        self.what, self.where, self.lasting = what, where, lasting
+        super().__init__(f"{what} at {where}" if where else what)
+
+
 class MayRaise(StaysInTorch):
     """Error for a non-finite step where torch may raise, and the code may handle that: torch runs the step instead."""
 

@@ -1,0 +1,265 @@
+"""A compiled step whose loss TorchDynamo captures: the first way in which `CompiledStep` tries to run a call."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.compiled_step.finite import OnlyFinite
+from jaxtrain.compiled_step.step_program import update
+from jaxtrain.runtime import jax_settings
+from jaxtrain.runtime.prng import Rngs
+
+MOST_SHORT = 2  # captures in a row that serve a single call each
+
+
+def why_not(step: Any) -> str:
+    """Return why Dynamo is not asked for a step's loss; "" if it is."""
+    weights = step.weights
+    if weights.replicas.wrappers:
+        return "DistributedDataParallel exchanges buffers and gradients between processes"
+    if step.precision.compute != step.precision.params:
+        return "precision: the forward pass computes in bfloat16"
+    if any(not tensor.is_cpu for tensor in weights.tensors.values()):
+        return "the module lies on a GPU of torch's"
+    return ""
+
+
+class Capture:
+    """Captured graphs of a step's loss, and their programs.
+
+    step: the CompiledStep whose weights, state and gradients the programs read and replace. refused: why Dynamo does
+    not capture the loss, a NotCaptured, once that is known.
+    """
+
+    def __init__(self, step: Any, former: "Capture | None"):
+        """former: the one before, of the same loss."""
+        self.step = step
+        self.updating, self.divisor = True, 1
+        self.trained: tuple[str, ...] = ()
+        reason = why_not(step)
+        self.refused = step.weights.bridge.NotCaptured(reason) if reason else None
+        self.short = 0  # captures before this one that served one call each
+        if former is not None and former.graphs and former.loss.calls == 1:
+            self.short = former.short + 1
+        if self.short > MOST_SHORT:
+            self.refused = step.weights.bridge.NotCaptured("each call leaves other modules or tensors", lasting=True)
+        if former is not None and former.refused is not None and former.refused.lasting:
+            self.refused = former.refused
+
+    @functools.cached_property
+    def results(self) -> Any:
+        from torch_bridge.capture import results
+
+        return results
+
+    @functools.cached_property
+    def loss(self) -> Any:
+        from torch_bridge.capture.loss import CapturedLoss  # takes seconds: it imports torch's compiler
+
+        arguments = self.step.weights.replicas.arguments
+        return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program)
+
+    def __call__(self, batch: Any, updating: bool, divisor: int, trained: tuple[str, ...]) -> Any:
+        """Run a call; return the loss, or (loss, values to log). Raises NotCaptured if nothing of it has run."""
+        step, weights = self.step, self.step.weights
+        self.updating, self.divisor, self.trained = updating, divisor, trained
+        try:
+            with weights.shown():
+                loss, logged = self.loss(batch)
+        except weights.bridge.NotCaptured as error:
+            self.refused = error
+            raise
+        lazy = weights.lazy.LazyScalar
+        step.parts = {k: v if isinstance(v, lazy) else lazy(np.asarray(v)) for k, v in logged.items()}
+        return (loss, step.parts) if logged else loss
+
+    @property
+    def graphs(self) -> list[Any]:
+        """Return the graphs captured so far."""
+        return self.loss.graphs if "loss" in vars(self) else []
+
+    @property
+    def programs(self) -> list[Any]:
+        """Return the compiled programs so far."""
+        return [program for graph in self.graphs for program in graph.program.compiled.values()]
+
+    def explain(self) -> str:
+        """Return which graphs of the loss were captured, and why each after the first; or why none was, with the user's
+        line."""
+        lines, name = [], self.loss.name
+        for graph in self.graphs:
+            why = f": {graph.why}" if graph.why else ""
+            lines.append(f"{graph.title}: {graph.count} operators, {len(graph.guards)} guards{why}")
+        if self.refused is not None:
+            lines.append(f"{name}: not captured: {self.refused}")
+        return "\n".join(lines) or f"{name}: nothing is captured before the first call"
+
+    def _differentiable(self, inputs: Sequence[Any]) -> list[int]:
+        """Return the positions of the step's trained parameters, and of other leaves that torch gives a gradient."""
+        weights, trained = self.step.weights, set(self.trained)
+        wants = self.results.wants_gradient
+        return [i for i, value in enumerate(inputs) if wants(value, weights.names, trained)]
+
+    def _program(self, graph: Any) -> Callable[[Sequence[Any]], list]:
+        return CapturedProgram(self, graph)
+
+
+class CapturedProgram:
+    """Programs of one captured graph: one for each set of weights, sizes and options that it is called with."""
+
+    def __init__(self, capture: Capture, graph: Any):
+        jax_settings.check()
+        self._capture, self._step, self._graph = capture, capture.step, graph
+        self._captured = graph.captured
+        aten = self._captured.program
+        self._places = sorted({*aten.tensors, *self._captured.mutated, *self._captured.gradients})
+        self._doubt = graph.may_raise
+        self.compiled: dict[Any, _Compiled] = {}
+
+    def _names(self, inputs: Sequence[Any]) -> tuple[str | None, ...]:
+        known = self._step.weights.names
+        return tuple([known.get(id(inputs[place])) for place in self._places])
+
+    def __call__(self, inputs: Sequence[Any]) -> list:
+        """Run the program on the graph's inputs; return its outputs, as Dynamo's code goes on with them. Raises
+        NotCaptured where JAX has no form for an operator with these sizes; nothing has run then."""
+        capture, step, weights = self._capture, self._step, self._step.weights
+        numbers, every = self._captured.program.numbers(inputs)
+        names = self._names(inputs)
+        shapes = tuple([inputs[place].shape for place in self._graph.shaped])
+        options = capture.trained, step.updates.switches(), capture.updating, capture.divisor
+        key = names, numbers.sizes, shapes, options
+        compiled = self.compiled.get(key)
+        new = compiled is None
+        if compiled is None:
+            try:
+                compiled = _Compiled(self, names, numbers.sizes, every)
+            except Exception as error:
+                raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error
+        values = compiled.place(inputs)
+        updated = list({*compiled.moved, *step.grads} if step.grads else compiled.moved)
+        limit = None if step.clip_norm is None else np.float32(step.clip_norm)
+        given = (weights.arrays, step.opt_state, step.grads, values, numbers.free, step.updates.numbers(), limit)
+        try:
+            with weights.exchange.products():
+                state, (loss, outputs, norm) = compiled.run(*given, np.uint32(step.count))
+        except Exception as error:
+            if not new or isinstance(error, jax.errors.JaxRuntimeError):
+                raise
+            raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error  # it was being traced
+        self.compiled[key] = compiled
+        if new and "jaxpr" in capture.results.artefacts.chosen():
+            capture.results.artefacts.show("jaxpr", self._graph.title, compiled.jaxpr(*given, np.uint32(step.count)))
+        weights.queue.put(loss, values)
+        weights.arrays, step.opt_state, step.grads = state
+        weights.move_ahead()
+        if self._doubt and compiled.run.failed:
+            raise weights.bridge.MayRaise(self._doubt)
+        step.after_call(updated if capture.updating else None)
+        step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
+        return compiled.results(loss, outputs, inputs, every)
+
+
+class _Compiled:
+    """One XLA program. names: of the weights among the inputs that it uses, None for others. sizes: its constants.
+    every: the inputs of its first call, and the numbers that Python computes of them."""
+
+    def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple, every: Sequence[Any]):
+        capture, step = program._capture, program._step
+        graph, captured = program._graph, program._captured
+        self._graph, self._captured, self._step, self._sizes = graph, captured, step, sizes
+        self._results = capture.results
+        self._name = dict(zip(program._places, names, strict=True))
+        read = captured.program.tensors
+        self._foreign = [i for i in read if self._name[i] is None]
+        self._indices = graph.index_checks(self._foreign)
+        self._symbols = self._results.symbols_of(captured.program.inputs, every)
+        step.note_shapes(tuple((tuple(every[i].shape), every[i].dtype) for i in self._foreign))
+        step.weights.widen(graph.counters(self._name))
+        trained = set(capture.trained)
+        self._of_step = {i: self._name[i] for i in captured.gradients if self._name[i] in trained}
+        reached = set(self._of_step.values())
+        self.moved = [name for name in capture.trained if name in reached]
+        self._to_torch = [i for i in captured.gradients if self._name[i] is None]
+        self._written = [i for i in captured.mutated if self._name[i] is None]
+        if self._results.parameter_among([every[i] for i in self._to_torch]):
+            raise step.weights.bridge.CannotRecord("it trains a parameter that the step's optimizer does not hold")
+        if not reached:
+            raise step.weights.bridge.CannotRecord("no parameter that requires a gradient reaches the loss")
+        if reached & {self._name[i] for i in captured.mutated}:
+            raise step.weights.bridge.CannotRecord("the loss writes to a parameter that the optimizer updates")
+        self._divisor = capture.divisor
+        self._constants: dict[int, Any] = {}  # outputs that are Python numbers, known once it is traced
+        sums = not capture.updating
+        function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))
+        self.jaxpr = jax.make_jaxpr(function)
+        self.run: Any = OnlyFinite(function, sums) if program._doubt else jax.jit(function, donate_argnums=donated)
+
+    def place(self, inputs: Sequence[Any]) -> list:
+        """Return the inputs that are no weights, as arrays. Raises IndexOutOfBounds as torch would."""
+        weights = self._step.weights
+        values = [self._results.to_batch(inputs[i]) for i in self._foreign]
+        self._indices.check(values, lambda: self._symbols)
+        return [weights.place(value) for value in values]
+
+    def results(self, loss: Any, outputs: tuple, inputs: Sequence[Any], every: Sequence[Any]) -> list:
+        """Return the graph's outputs for Dynamo's code, after what the graph has written to tensors of torch's."""
+        weights, captured = self._step.weights, self._captured
+        computed, grads, written = outputs
+        self._results.add_gradients([inputs[i] for i in self._to_torch], grads)
+        self._results.overwrite([inputs[i] for i in self._written], written)
+        feed, first, kept = iter(computed), len(captured.mutated), 0
+        results = []
+        for place, kind in enumerate(captured.outputs):
+            if isinstance(kind, tuple) and kind[0] == "constant":
+                results.append(kind[1])
+                continue
+            value = next(feed) if place not in self._constants else self._constants[place]
+            handed = captured.program.passed.get(first + kept)
+            kept += 1
+            if isinstance(kind, tuple):  # a number: Python's where Python knows it
+                results.append(every[handed] if handed is not None else np.asarray(value).item())
+            elif place in self._graph.awaited:
+                results.append(weights.lazy.LazyScalar(loss if place == self._graph.loss else value))
+            else:
+                results.append(self._results.as_tensor(value, kind))
+        return results
+
+    def _gradients(self, arrays, values: list, free: tuple, count) -> tuple:
+        """Return the loss, the graph's outputs, the gradients and the changed buffers. Traced."""
+        step, captured, name = self._step, self._captured, self._name
+        key = jax.random.fold_in(step.key, count)
+        feed = iter(values)
+        given = [next(feed) if name[i] is None else arrays[name[i]] for i in captured.program.tensors]
+        observed = self._results.Observed(captured.program.module, self._symbols)
+        numbers = self._results.Numbers(self._sizes, tuple(free))
+        changed, outputs, grads = captured.run(given, numbers, self._results.Call(Rngs(key), observe=observed))
+        if observed.asserted:
+            raise step.weights.bridge.CannotRecord("it asserts a condition on values")
+        stored = self._results.stored
+        buffers = {name[i]: stored(value, arrays[name[i]]) for i, value in changed.items() if name[i] is not None}
+        buffers = {n: v if v.dtype == arrays[n].dtype else jnp.asarray(v, arrays[n].dtype) for n, v in buffers.items()}
+        loss = outputs[self._graph.loss].reshape(()).astype(jnp.float32)
+        kinds = captured.outputs
+        kept = {i: v for i, v in enumerate(outputs) if not (isinstance(kinds[i], tuple) and kinds[i][0] == "constant")}
+        self._constants = {i: value for i, value in kept.items() if not hasattr(value, "dtype")}
+        left = [value for i, value in kept.items() if i not in self._constants]
+        foreign = [grads[i] for i in self._to_torch], [changed[i] for i in self._written]
+        mine = {n: grads[i] for i, n in self._of_step.items()}
+        return loss, (left, *foreign), mine, buffers
+
+    def _accumulate(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> tuple:
+        """Add the gradients of one batch to the waiting ones. Traced."""
+        loss, outputs, new, buffers = self._gradients(arrays, values, free, count)
+        grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
+        return (arrays | buffers, opt_state, grads), (loss, outputs, None)
+
+    def _update(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> tuple:
+        """Add the gradients of one batch and update the weights. Traced."""
+        state, (loss, outputs, _) = self._accumulate(arrays, opt_state, grads, values, free, numbers, limit, count)
+        state, norm = update(self._step.updates, self._divisor, *state, numbers=numbers, limit=limit)
+        return state, (loss, outputs, norm)

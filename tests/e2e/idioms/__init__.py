@@ -1,0 +1,1 @@
+"""Idioms of users' losses and modules, by what they are about."""

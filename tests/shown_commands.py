@@ -255,6 +255,7 @@ NOT_RUN = {
         "python -m benchmarks.compare --rounds 7 --system set_completion",
         "python -m benchmarks.compare --system set_completion --fed shard.threads=null",
         "python -m benchmarks.converted_bert",
+        "python -m benchmarks.convolutions",
         "python -m benchmarks.drop_in --write",
         "python -m benchmarks.drop_masked",
         "python -m benchmarks.input_pipeline",
@@ -266,6 +267,7 @@ NOT_RUN = {
         "python -m benchmarks.population",
         "python -m benchmarks.predict",
         "python -m benchmarks.startup",
+        "python -m benchmarks.step_memory",
         "python -m benchmarks.steps_per_call",
     ],
     "takes minutes to hours; done by hand before a release": [

@@ -70,7 +70,9 @@ def faults(system: str, key: str, instance: Callable[[], Any] | None = None) -> 
         found += parameters(f"{plain}.{name}()", wanted, method, 0 if bound else 1)
     one = instance() if instance is not None else facade
     expected = [*entry.get("properties", []), *(entry.get("attributes", []) if instance is not None else [])]
-    found += [f"{plain}.{name}: missing" for name in expected if not hasattr(one, name) and f"{plain}.{name}" not in out]
+    found += [
+        f"{plain}.{name}: missing" for name in expected if not hasattr(one, name) and f"{plain}.{name}" not in out
+    ]
     return found
 
 

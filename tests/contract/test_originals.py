@@ -33,14 +33,16 @@ SMALL = {"encoder_type": "vit_tiny_patch16_224", "img_size": 16, "vit": VIT}
 
 
 def fmri() -> dict[str, Callable[[], Any]]:
-    from tests.unit.fmri_autoencoder.test_facade_trainer import make
     from tests.unit.fmri_autoencoder.test_facade_datasets import HEAD, write_cache
+    from tests.unit.fmri_autoencoder.test_facade_trainer import make
 
     second = originals.SECOND
     names = ("CombinedAutoEncoderLoss", "FMRIMatchingLoss", "ReconstructionLoss", "TextEncoder")
     found = {name: getattr(FIRST, name) for name in names}
     found |= {name + second: getattr(giblet, name) for name in names}
-    found |= {name: getattr(giblet, name) for name in ("NormalizedCombinedAutoEncoderLoss", "NormalizedFMRIMatchingLoss")}
+    found |= {
+        name: getattr(giblet, name) for name in ("NormalizedCombinedAutoEncoderLoss", "NormalizedFMRIMatchingLoss")
+    }
     found |= {"NormalizedReconstructionLoss": giblet.NormalizedReconstructionLoss}
     found |= {name: functools.partial(on_meta, getattr(FIRST, name)) for name in ("AudioEncoder", "VideoEncoder")}
     found |= {
@@ -123,7 +125,6 @@ def texts() -> dict[str, Callable[[], Any]]:
     import pandas
 
     from tests.unit.criteria_evidence import test_facade_training as training
-
     from tests.unit.criteria_evidence.facade import folder_of
 
     class Words:
@@ -134,7 +135,12 @@ def texts() -> dict[str, Callable[[], Any]]:
             return {"input_ids": ids, "attention_mask": ids}
 
     encoder = lambda: psy.TransformerEncoder(folder_of(folder()))
-    kinds = {"CriteriaDataset": "criteria", "EvidenceDataset": "evidence", "ShareDataset": "share", "JointDataset": "joint"}
+    kinds = {
+        "CriteriaDataset": "criteria",
+        "EvidenceDataset": "evidence",
+        "ShareDataset": "share",
+        "JointDataset": "joint",
+    }
     found = {name: functools.partial(training.dataset_of, f"proj_{kind}") for name, kind in kinds.items()}
     frame = pandas.DataFrame({"text": ["so tired"], "label": [1]})
     return found | {
@@ -208,6 +214,8 @@ def test_what_a_page_lists_as_absent_is_absent():
 def test_what_is_not_the_originals_is_named():
     two = lambda a, b, c=1: None
     assert originals.parameters("f()", ["a", "b", "c=1"], two, 0) == []
-    assert originals.parameters("f()", ["a", "c=1"], two, 0) == ["f(): takes ['a', 'b', 'c'] by place, wanted ['a', 'c']"]
+    assert originals.parameters("f()", ["a", "c=1"], two, 0) == [
+        "f(): takes ['a', 'b', 'c'] by place, wanted ['a', 'c']"
+    ]
     assert originals.parameters("f()", ["a", "b", "c=2"], two, 0) == ["f(): c is 1 by default, wanted 2"]
     assert originals.parameters("f()", ["a", "b", "c=1", "*", "d=2"], two, 0) == ["f(): no parameter d"]

@@ -1,8 +1,9 @@
-"""Compare the facades with the originals' interfaces, and print how many names agree: python -m tests.contract.originals.
+"""Compare the facades with the originals' interfaces.
 
-originals.json has, for each public name of the five originals, the parameters of its function or constructor in order
-with their defaults, its methods, properties and public attributes; `added` marks names that the facades lacked at first.
-A name, or a method or attribute as `Class.name`, may be absent if the page of docs/originals lists it under "Not here".
+`python -m tests.contract.originals` prints how many names agree. originals.json has, for each public name of the five
+originals, the parameters of its function or constructor in order with their defaults, its methods, properties and
+public attributes; `added` marks names that the facades lacked at first. A name, or a method or attribute as
+`Class.name`, may be absent if the page of docs/originals lists it under "Not here".
 """
 
 import ast
@@ -52,7 +53,7 @@ def out_of(system: str) -> set[str]:
 
 
 def faults(system: str, key: str, instance: Callable[[], Any] | None = None) -> list[str]:
-    """Return what the facade's object lacks or names otherwise, one line each. instance: makes one for its attributes."""
+    """Return what the facade's object lacks or names otherwise, a line each. instance: makes one for its attributes."""
     entry, facade, plain = TABLE[system][key], offered(system, key), key.removesuffix(SECOND)
     out = out_of(system)
     if facade is None:

@@ -29,6 +29,7 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 BEST = "best_config"  # key of an override that names a file with the best values of a search
 WARMUPS = tuple(f"optim.schedule.{name}" for name in ("warmup_steps", "warmup_epochs", "warmup_ratio"))  # one at a time
+SEARCH = {"n_trials", "search_space", "sampler", "pruner", "study_name"}  # of an original's hpo.yaml
 INTERPOLATION = re.compile(r"(\\*)\$\{")  # with the backslashes in front of it
 SHIPPED = pathlib.Path(__file__).parent / "configs"  # the files of configs/, in a wheel too
 
@@ -122,9 +123,21 @@ def _opened(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
             f"{path}: is a W&B sweep, not a run: write its `parameters` as a search space and start python -m "
             "jaxtrain.tune --config F --space F (docs/tuning.md)"
         )
+    if len(SEARCH & values.keys()) > 1 or "n_trials" in values:
+        raise UserError(
+            f"{path}: is a search, not a run: write its parameters as a search space and start jaxtrain tune --config "
+            "F --space F (docs/tuning.md)"
+        )
     if "task" in values and not isinstance(values["task"], Mapping):
         return values, None, own
     chosen = None
+    start = None if hydra_configs.is_composed(values) else hydra_configs.start_of(locate(path))
+    if start is not None:
+        group = locate(path).resolve().parent.name
+        raise UserError(
+            f"{path}: is an option of the group {group} of a Hydra config, not a run: start from --config {start} "
+            f"{group}={pathlib.Path(path).stem}"
+        )
     if hydra_configs.is_composed(values):
         values, own, chosen = hydra_configs.compose(locate(path), own)
     asked = [override.partition("=")[2] for override in own if override.startswith("task=")]

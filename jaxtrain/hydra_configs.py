@@ -65,6 +65,21 @@ def _is_hydras(override: str, folder: pathlib.Path) -> bool:
     raise UserError(f"{override}: {folder / group} has no {option}.yaml, wanted one of {', '.join(known)}")
 
 
+def start_of(path: pathlib.Path) -> pathlib.Path | None:
+    """Return the file whose defaults list names the config group in which `path` lies; None if there is none."""
+    group = path.resolve().parent
+    for file in sorted(group.parent.glob("*.yaml")):
+        try:
+            values = OmegaConf.to_container(OmegaConf.load(file))
+        except (OmegaConfBaseException, YAMLError, OSError):
+            continue
+        chosen = values.get("defaults") if isinstance(values, Mapping) else None
+        groups = [key for one in chosen or () if isinstance(one, Mapping) for key in one]
+        if any(str(key).removeprefix("override ").strip("/").partition("@")[0] == group.name for key in groups):
+            return file
+    return None
+
+
 def key_of(override: str) -> str:
     """Return the dotted key of an override, without Hydra's +, ++ or ~ prefix."""
     return override.partition("=")[0].lstrip("+~")

@@ -112,6 +112,14 @@ def translate(original: LegacyConfig, values: Mapping[str, Any], task: str | Non
     unknown = [key for key in left if key not in replaced]
     near = {key: difflib.get_close_matches(key, original.keys - read.seen - {key}, 1, 0.85) for key in unknown}
     meant = {key: found[0] for key, found in near.items() if found}
+    for section in ("data", "dataset"):
+        own = [key for key, _ in leaves(values) if key.startswith(f"{section}.")]
+        if own and set(own) <= set(unknown):
+            names = ", ".join(own[:6])
+            raise UserError(
+                f"{section}: nothing here reads {names}, so the run would train on other data; name the task and its "
+                "data with this project's settings (--print-config shows them), or leave the section out"
+            )
     return Translation(original.name, settings, replaced, unknown, meant)
 
 

@@ -115,7 +115,22 @@ ORIGINAL_NAMES = {
         "OptimizedHJEPA",
         "extract_features",
     ),
+    "original.housekeeping": (
+        "check_disk_space",
+        "get_disk_usage",
+        "is_mps_available",
+        "save_checkpoint",
+        "setup_logging",
+    ),
+    "original.layers": ("BatchNorm1dForTokens", "DropPath", "LayerScale"),
+    "original.neighbours": ("KNNEvaluator", "knn_eval"),
     "original.rope": ("VisionRoPE2D",),
+    "original.sequences": (
+        "EpisodeFileSequentialDataset",
+        "SyntheticSequentialDataset",
+        "build_dataloader",
+        "build_sequential_dataloader",
+    ),
     "original.world_model": (
         "ActionPredictor",
         "CEMPlanner",

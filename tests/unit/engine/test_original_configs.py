@@ -245,3 +245,63 @@ def test_one_subject_of_sherlock_is_a_list_of_one(write):
     }
     config = config_io.load(write(values))[1]
     assert (config.data.subjects, config.optim.clip_norm) == ([1], None)
+
+
+def test_a_world_model_of_hjepa_is_the_task_that_it_names(write):
+    model = {"type": "lewm", "encoder_type": "vit_tiny_patch16_224", "embed_dim": 192, "action_dim": 3}
+    model |= {"predictor": {"depth": 2, "num_heads": 4, "dropout": 0.0}, "projection_norm": "batchnorm"}
+    data = {"data_path": "episodes", "seq_len": 8, "batch_size": 4, "image_size": 64}
+    values = {"model": model, "data": data, "training": {"epochs": 3, "lr": 1e-4}, "planner": {"horizon": 5}}
+    translation = config_io.translated(write(values))
+    assert (translation.unknown, list(translation.replaced)) == ([], ["planner.horizon"])
+    config = config_io.load(write(values))[1]
+    assert config.task == "hjepa.world_model"
+    assert (config.data.path, config.data.seq_len, config.data.batch_size) == ("episodes", 8, 4)
+    assert (config.model.action_dim, config.model.predictor_depth, config.model.predictor_num_heads) == (3, 2, 4)
+
+
+def test_a_data_section_that_nothing_reads_is_refused(write):
+    values = {"model": {"encoder_type": "vit_tiny_patch16_224", "num_hierarchies": 2}, "training": {"epochs": 1}}
+    values |= {"masking": {"num_masks": 4}, "data": {"root": "here", "kind": "clips"}}
+    with pytest.raises(UserError, match="data: nothing here reads data.root, data.kind"):
+        config_io.load(write(values))
+    del values["data"]
+    config_io.load(write(values))
+
+
+@pytest.mark.parametrize(
+    ("section", "wanted"),
+    [
+        ({"checkpoint": {"metric": "val_loss"}}, {"evaluation.metric": "loss"}),
+        ({"checkpoint": {"metric_name": "val_linear_probe_accuracy", "mode": "max"}}, {"evaluation.mode": "max"}),
+        ({"checkpoint": {"metric": "val_knn_accuracy"}}, {"evaluation.metric": "knn_accuracy"}),
+        ({"logging": {"use_tensorboard": False}}, {"tracking.tensorboard": False}),
+        ({"logging": {"wandb": False}}, {"tracking.wandb": False}),
+        ({"logging": {"wandb": True, "wandb_project": "mine"}}, {"tracking.wandb_project": "mine"}),
+        ({"logging": {"tensorboard": False, "use_wandb": True}}, {"tracking.wandb": True}),
+    ],
+)
+def test_trackers_and_the_best_metric_of_hjepa_are_read(section, wanted, write):
+    values = {"model": {"encoder_type": "vit_tiny_patch16_224", "num_hierarchies": 2}, "training": {"epochs": 1}}
+    translation = config_io.translated(write(values | section))
+    assert translation.unknown == []
+    flat = config_io.flatten(translation.settings)
+    assert {key: flat[key] for key in wanted} == wanted
+
+
+def test_a_hydra_option_names_the_file_to_start_from(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "config.yaml").write_text("defaults:\n  - training: fast\n  - _self_\n")
+    path = tmp_path / "training" / "fast.yaml"
+    path.write_text("learning_rate: 1.0e-4\n")
+    with pytest.raises(
+        UserError, match=r"option of the group training .* start from --config .*config\.yaml training=fast"
+    ):
+        config_io.load(path)
+
+
+def test_a_search_names_the_command_that_runs_it(tmp_path):
+    path = tmp_path / "hpo.yaml"
+    path.write_text("n_trials: 25\nsampler: tpe\nlearning_rate: {low: 1.0e-6, high: 5.0e-4}\n")
+    with pytest.raises(UserError, match="is a search, not a run: .* jaxtrain tune --config F --space F"):
+        config_io.load(path)

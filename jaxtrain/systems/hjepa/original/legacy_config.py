@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig
+from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig, WorldModelConfig, WorldModelLoss
 from jaxtrain.task import LegacyConfig
 
 EPOCHS = 100  # the original's default
+WORLD_MODELS = ("lewm", "le_wm", "world_model")
+WORLD_MODEL = tuple(name for name in WorldModelConfig.model_fields if name not in ("vit", "layerscale"))
+PREDICTOR = ("depth", "num_heads", "mlp_ratio", "dropout", "max_seq_len")
 
 
 def convert(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, Any]:
@@ -17,34 +20,92 @@ def convert(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, 
     use_amp may lower the precision.
     """
     get = lambda section: original.get(section) or {}
+    if str(get("model").get("type", "")).lower() in WORLD_MODELS:
+        return world_model(original, accelerator)
     model, training, data = get("model"), get("training"), get("data")
-    checkpoint, logging = get("checkpoint"), get("logging")
     accumulate = training.get("accumulation_steps", 1)
-    wandb = logging.get("wandb") or {}
-    amp = training.get("use_amp", False) and accelerator
-    return {
+    return _around(original, accelerator) | {
         "task": "hjepa.pretrain",
-        "seed": original.get("seed", 42),
-        "run": _given(name=logging.get("experiment_name"), dir=checkpoint.get("checkpoint_dir")),
         "model": _model(model, training),
         "data": _data(data, accumulate),
         "masking": _masking(get("masking")),
         "loss": _known(get("loss"), LossConfig),
+    }
+
+
+def world_model(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, Any]:
+    """Return settings for `task: hjepa.world_model`, for a file whose `model.type` is lewm."""
+    get = lambda section: original.get(section) or {}
+    model, data, training = get("model"), get("data"), get("training")
+    predictor, scale = model.get("predictor") or {}, model.get("layerscale") or {}
+    inner = {f"predictor_{name}": predictor.get(name) for name in PREDICTOR if name in predictor}
+    flat = {name: model[name] for name in WORLD_MODEL if name in model}
+    layerscale = _given(
+        use_layerscale=scale.get("use_layerscale", model.get("use_layerscale")),
+        init_value=scale.get("init_value", model.get("layerscale_init")),
+    )
+    accumulate = training.get("accumulation_steps", 1)
+    batch = data.get("batch_size", training.get("batch_size"))
+    return _around(original, accelerator) | {
+        "task": "hjepa.world_model",
+        "model": flat | inner | _given(vit=_known(model.get("vit"), ViTConfig) or None, layerscale=layerscale or None),
+        "data": _given(
+            path=data.get("data_path", data.get("path")),
+            image_size=data.get("image_size", model.get("img_size")),
+            seq_len=data.get("seq_len", data.get("sequence_length")),
+            random_window=data.get("random_window"),
+            synthetic_items=data.get("num_samples", data.get("size")),
+            batch_size=None if batch is None else batch * accumulate,
+            num_workers=data.get("num_workers"),
+        ),
+        "loss": _known(get("loss"), WorldModelLoss),
+    }
+
+
+def _around(original: Mapping[str, Any], accelerator: bool) -> dict[str, Any]:
+    """Return the sections that do not depend on the model: run, optimizer, epochs, evaluation, checkpoints, logs."""
+    get = lambda section: original.get(section) or {}
+    training, checkpoint, logging = get("training"), get("checkpoint"), get("logging")
+    accumulate = training.get("accumulation_steps", 1)
+    amp = training.get("use_amp", False) and accelerator
+    return {
+        "seed": original.get("seed", 42),
+        "run": _given(name=logging.get("experiment_name"), dir=checkpoint.get("checkpoint_dir")),
         "optim": _optim(training),
         "train": {"epochs": training.get("epochs", EPOCHS), "accumulate_steps": accumulate}
         | _given(log_every_steps=logging.get("log_frequency")),
-        "evaluation": _stopping(training.get("early_stopping") or {}),
+        "evaluation": _stopping(training.get("early_stopping") or {}) | _best(checkpoint),
         "checkpoint": {
             "every_epochs": checkpoint.get("save_frequency", 10),
             "keep_best": checkpoint.get("keep_best_n", 3),
         },
         "precision": {"policy": "bf16" if amp else "fp32"},
-        "tracking": {
-            "tensorboard": bool((logging.get("tensorboard") or {}).get("enabled", True)),
-            "wandb": bool(wandb.get("enabled", False)),
-        }
-        | _given(wandb_project=wandb.get("project")),
+        "tracking": _tracking(logging),
     }
+
+
+def _best(checkpoint: Mapping) -> dict:
+    """Return what decides the best checkpoint: the metric under its name here, and its mode.
+
+    With train_loss the original never finds a best checkpoint; here the validation loss decides then.
+    """
+    name, mode = checkpoint.get("metric", checkpoint.get("metric_name")), checkpoint.get("mode")
+    if name is None or name == "train_loss":
+        return {}
+    name = str(name).removeprefix("val_")
+    return _given(metric={"linear_probe_accuracy": "probe_accuracy"}.get(name, name), mode=mode)
+
+
+def _tracking(logging: Mapping) -> dict:
+    """Return the trackers: each is a section with `enabled`, true or false, or a key `use_wandb`, `use_tensorboard`."""
+    found = {}
+    for name, default in (("tensorboard", True), ("wandb", False)):
+        given = logging.get(name)
+        on = given.get("enabled", default) if isinstance(given, Mapping) else given
+        found[name] = bool(logging.get(f"use_{name}", default) if on is None else on)
+    wandb = logging.get("wandb")
+    project = wandb.get("project") if isinstance(wandb, Mapping) else None
+    return found | _given(wandb_project=project if project is not None else logging.get("wandb_project"))
 
 
 def _given(**values) -> dict:
@@ -168,17 +229,18 @@ ORIGINAL = LegacyConfig(
         {"seed", "device", "experiment.name", "experiment.seed", "experiment.output_dir"}
         | _dotted(
             "model",
-            "encoder_type embed_dim num_hierarchies projection_norm use_target_encoder vit use_flash_attention use_fpn "
-            "fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init predictor.depth "
+            "type encoder_type embed_dim num_hierarchies projection_norm use_target_encoder vit use_flash_attention "
+            "use_fpn fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init predictor.depth "
             "predictor.num_heads predictor.mlp_ratio ema.momentum ema.momentum_end ema.momentum_warmup_epochs "
             "fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
-            "rope.use_rope rope.theta",
+            "rope.use_rope rope.theta predictor.dropout predictor.max_seq_len action_dim img_size",
         )
+        | {f"model.{name}" for name in WORLD_MODEL if name.startswith("predictor_")}
         | _dotted(
             "data",
             "dataset data_path image_size batch_size num_workers pin_memory augmentation.color_jitter "
             "augmentation.horizontal_flip augmentation.random_crop augmentation.crop_scale "
-            "use_multi_dataset datasets sampling_strategy",
+            "use_multi_dataset datasets sampling_strategy path seq_len sequence_length random_window num_samples size",
         )
         | _dotted(
             "training",
@@ -189,11 +251,11 @@ ORIGINAL = LegacyConfig(
         )
         | _dotted("masking", "num_masks num_target_masks mask_scale aspect_ratio")
         | {f"loss.{name}" for name in LossConfig.model_fields}
-        | _dotted("checkpoint", "save_frequency keep_best_n checkpoint_dir metric_name mode resume")
+        | _dotted("checkpoint", "save_frequency keep_best_n checkpoint_dir metric metric_name mode resume")
         | _dotted(
             "logging",
             "experiment_name log_dir log_frequency wandb.enabled wandb.project wandb.entity wandb.tags "
-            "tensorboard.enabled",
+            "tensorboard.enabled wandb tensorboard use_wandb use_tensorboard wandb_project",
         )
     ),
     convert=convert,
@@ -206,8 +268,6 @@ ORIGINAL = LegacyConfig(
         "logging.wandb.tags": "W&B reads WANDB_TAGS",
         "training.early_stopping.mode": "evaluation.mode decides what is best",
         "data.datasets": "use_multi_dataset is off",
-        "checkpoint.metric_name": "evaluation.metric decides what is best",
-        "checkpoint.mode": "evaluation.mode decides what is best",
         "checkpoint.resume": "the same command goes on in its run folder",
         "data.prefetch_factor": "data.prefetch_batches batches are always ready",
         "data.persistent_workers": "workers always stay",
@@ -228,6 +288,7 @@ ORIGINAL = LegacyConfig(
         "distributed.*": "torchrun, srun or mpirun start the processes",
         "compile.*": "the step is always compiled",
         "training.compile*": "the step is always compiled",
+        "planner.*": "a run trains the model; CEMPlanner takes these arguments when it plans",
         "debug.*": "the original does not read it",
         "experiment.*": "the original does not read it",
         "evaluation.*": "the sections `evaluation` and `probe` of this project say how features are judged, and when",

@@ -235,11 +235,11 @@ class _Compiled:
         key = jax.random.fold_in(step.key, count)
         feed = iter(values)
         given = [next(feed) if name[i] is None else arrays[name[i]] for i in captured.program.tensors]
-        observed = self._results.Observed(captured.program.module, self._symbols)
+        observed = self._results.Observed(captured.program.module, self._symbols, indices=False)
         numbers = self._results.Numbers(self._sizes, tuple(free))
         changed, outputs, grads = captured.run(given, numbers, self._results.Call(Rngs(key), observe=observed))
-        if observed.asserted:
-            raise step.weights.bridge.CannotRecord("it asserts a condition on values")
+        if observed.conditions:
+            raise step.weights.bridge.CannotRecord("it asserts a condition on values, or divides integers by a tensor")
         stored = self._results.stored
         buffers = {name[i]: stored(value, arrays[name[i]]) for i, value in changed.items() if name[i] is not None}
         buffers = {n: v if v.dtype == arrays[n].dtype else jnp.asarray(v, arrays[n].dtype) for n, v in buffers.items()}

@@ -215,7 +215,17 @@ def test_heads_wider_than_128_need_a_hopper():
         (70, {"mask": masks(1, HEADS, 70, 1)}),
         (70, {"mask": masks(BATCH, 1, 70, 70), "lengths": jnp.asarray([70, 33])}),
     ],
-    ids=["plain", "odd_causal", "lengths", "padding", "keys", "causal_mask", "whole_mask", "queries", "mask_and_lengths"],
+    ids=[
+        "plain",
+        "odd_causal",
+        "lengths",
+        "padding",
+        "keys",
+        "causal_mask",
+        "whole_mask",
+        "queries",
+        "mask_and_lengths",
+    ],
 )
 def test_the_kernel_with_dropout_drops_what_the_formula_drops(tokens, options):
     """Results and gradients, in float32: a single weight dropped elsewhere would show. A query that may attend to

@@ -13,7 +13,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
-from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
 from torch_bridge.lowering.errors import (  # noqa: F401
     CannotRecord,
     MayRaise,

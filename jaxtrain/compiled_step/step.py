@@ -16,7 +16,9 @@ from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+from jaxtrain.runtime.waits import Waits
 
+PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more, torch takes over
 
 
@@ -42,6 +44,9 @@ class CompiledStep:
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.refusals = weights.bridge.Refusals()
+        self.waits = Waits(getattr(loss_fn, "__name__", "the loss"), weights.bridge.errors.line_in)
+        self.torch_s: float | None = None  # of a step that torch has run
+        self._compares = False  # this call may give compiling up
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes, self.items = SeenShapes(), weights.bridge.BatchItems(getattr(loss_fn, "__name__", "the loss"))
         self._forwards: dict[str, CompiledForward] = {}
@@ -138,6 +143,7 @@ class CompiledStep:
         if self.torch is None:
             refused = None
             try:
+                self._compares = True
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -151,6 +157,8 @@ class CompiledStep:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
                 refused, reason = error, self.weights.bridge.reason_of(error)
+            finally:
+                self._compares = False
             return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
 
@@ -186,7 +194,9 @@ class CompiledStep:
         program = next((way for way in ways if way.graph.host.answers([*leaves, *numbers])), None)
         if program is None:
             self._note(forms)
-            graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
+            self._compare_costs()
+            with self.waits.during("is recorded"):
+                graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             self.weights.widen(graph.counters)
             self.weights.tell_rounded(graph.changed)
             given = graph.host.given([*leaves, *numbers])
@@ -214,6 +224,22 @@ class CompiledStep:
         if self.shapes.endless:
             raise self.weights.bridge.CannotRecord(
                 f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
+            )
+
+    def _compare_costs(self) -> None:
+        """Raise StaysInTorch if compiling has cost more than PATIENCE_STEPS steps in torch besides those that have run
+        compiled, and CannotRecord for torch to run, and time, one first."""
+        spent_s = self.waits.spent_s
+        if not self._compares or spent_s < PATIENCE_S or isinstance(self.updates, OptaxUpdate):
+            return
+        if self.torch_s is None:
+            raise self.weights.bridge.errors.RunsOnceInTorch(
+                f"compiling has taken {spent_s:.0f} s, and a step in torch is timed"
+            )
+        if spent_s > self.torch_s * (PATIENCE_STEPS + self.count):
+            raise self.weights.bridge.errors.StaysInTorch(
+                f"{self.record.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in torch "
+                f"would ({self.torch_s:.2g} s each), and this batch needs another program"
             )
 
     def _recorded_in_vain(self) -> None:

@@ -303,10 +303,9 @@ class LossRecord:
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
-            names = self.entry.varying.described()
             raise TooManyRecords(
-                f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
-                "already: compute with torch.where on a tensor of the batch instead"
+                f"{self.name}: {self.entry.varying.described()}, which has asked for {MOST_RECORDS} programs already: "
+                "make objects once, and compute with torch.where on a tensor of the batch"
             )
         others.append(recorded)
         return recorded

@@ -246,10 +246,9 @@ class CompiledStep:
         """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
-            names = self.record.entry.varying.described()
             raise self.weights.bridge.CannotRecord(
-                f"{self.record.name}: Python branches on {names}, which changes from call to call: compute with "
-                "torch.where on a tensor of the batch instead"
+                f"{self.record.name}: {self.record.entry.varying.described()}, which changes from call to call: make "
+                "objects once, and compute with torch.where on a tensor of the batch"
             )
 
     def update_program(self, divisor: int) -> Callable:

@@ -13,7 +13,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.datasets import NoArray, with_arrays
 from torch_bridge.exchange import check_input, to_batch
 from torch_bridge.from_torch import PREFIX, as_torchs, example_of
-from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
 from torch_bridge.lowering.errors import (  # noqa: F401
     CannotRecord,
     MayRaise,
@@ -302,10 +302,9 @@ class LossRecord:
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
         if len(of_structure) >= MOST_RECORDS:
-            names = self.entry.varying.described()
             raise TooManyRecords(
-                f"{self.name}: Python branches on {names}, whose values have asked for {MOST_RECORDS} programs "
-                "already: compute with torch.where on a tensor of the batch instead"
+                f"{self.name}: {self.entry.varying.described()}, which has asked for {MOST_RECORDS} programs already: "
+                "make objects once, and compute with torch.where on a tensor of the batch"
             )
         others.append(recorded)
         return recorded

@@ -18,10 +18,12 @@ from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+from jaxtrain.runtime.waits import Waits
 
 if TYPE_CHECKING:
     from torch_bridge.evaluated_module import EvaluatedModule
 
+PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more, torch takes over
 
 
@@ -48,6 +50,9 @@ class CompiledStep:
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.refusals = weights.bridge.Refusals()
+        self.waits = Waits(getattr(loss_fn, "__name__", "the loss"), weights.bridge.errors.line_in)
+        self.torch_s: float | None = None  # of a step that torch has run
+        self._compares = False  # this call may give compiling up
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
         self.shapes, self.items = SeenShapes(), weights.bridge.BatchItems(getattr(loss_fn, "__name__", "the loss"))
         self._forwards: dict[str, tuple[CompiledForward, EvaluatedModule]] = {}
@@ -145,6 +150,7 @@ class CompiledStep:
             try:
                 with contextlib.suppress(self.weights.bridge.NotCaptured):
                     return self._captured(batch, update)
+                self._compares = True
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -158,6 +164,8 @@ class CompiledStep:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
                 refused, reason = error, self.weights.bridge.reason_of(error)
+            finally:
+                self._compares = False
             return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
 
@@ -231,7 +239,9 @@ class CompiledStep:
         program = next((way for way in ways if way.graph.host.answers([*leaves, *numbers])), None)
         if program is None:
             self._note(forms)
-            graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
+            self._compare_costs()
+            with self.waits.during("is recorded"):
+                graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             self.weights.widen(graph.counters)
             self.weights.tell_rounded(graph.changed)
             given = graph.host.given([*leaves, *numbers])
@@ -264,14 +274,29 @@ class CompiledStep:
             self.items.check()
         self.note_shapes(tuple(form for form in forms if isinstance(form[0], tuple)))
 
+    def _compare_costs(self) -> None:
+        """Raise StaysInTorch if compiling has cost more than PATIENCE_STEPS steps in torch besides those that have run
+        compiled, and CannotRecord for torch to run, and time, one first."""
+        spent_s = self.waits.spent_s
+        if not self._compares or spent_s < PATIENCE_S or isinstance(self.updates, OptaxUpdate):
+            return
+        if self.torch_s is None:
+            raise self.weights.bridge.errors.RunsOnceInTorch(
+                f"compiling has taken {spent_s:.0f} s, and a step in torch is timed"
+            )
+        if spent_s > self.torch_s * (PATIENCE_STEPS + self.count):
+            raise self.weights.bridge.errors.StaysInTorch(
+                f"{self.record.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in torch "
+                f"would ({self.torch_s:.2g} s each), and this batch needs another program"
+            )
+
     def _recorded_in_vain(self) -> None:
         """Raise CannotRecord if Python branches on a value that changes at most calls: each would be recorded again."""
         self._in_vain += 1
         if self._in_vain > MOST_IN_VAIN and 2 * self._in_vain > self._calls and hasattr(self.optimizer, "param_groups"):
-            names = self.record.entry.varying.described()
             raise self.weights.bridge.CannotRecord(
-                f"{self.record.name}: Python branches on {names}, which changes from call to call: compute with "
-                "torch.where on a tensor of the batch instead"
+                f"{self.record.name}: {self.record.entry.varying.described()}, which changes from call to call: make "
+                "objects once, and compute with torch.where on a tensor of the batch"
             )
 
     def update_program(self, divisor: int) -> Callable:

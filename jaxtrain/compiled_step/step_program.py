@@ -1,5 +1,6 @@
 """XLA program for one call of a compiled step: forward, backward and update of one recorded loss."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,7 +37,7 @@ class StepProgram:
         unread = graph.unread_inputs()
         self._inputs = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if i not in self._inputs}
-        self._size = len(leaves)
+        self._size, self._called = len(leaves), False
         self._logged: list[str] = []  # names of the values to log, in the user's order
         sums = averaging is not None or not updating
         self._doubt = "" if averaging else graph.may_raise
@@ -53,10 +54,9 @@ class StepProgram:
         updated = list({*self._moved, *step.grads} if step.grads else self._moved)
         numbers = step.updates.numbers()
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)
-        with weights.exchange.products():
-            state, (loss, parts, norm) = self._compiled(
-                weights.arrays, step.opt_state, step.grads, inputs, numbers, limit, np.uint32(step.count)
-            )
+        arguments = step.opt_state, step.grads, inputs, numbers, limit, np.uint32(step.count)
+        with weights.exchange.products(), self._first(inputs):
+            state, (loss, parts, norm) = self._compiled(weights.arrays, *arguments)
         weights.queue.put(loss, inputs)
         weights.arrays, step.opt_state, step.grads = state
         weights.move_ahead()
@@ -74,6 +74,15 @@ class StepProgram:
         if left:
             step.record.left_tensors[id(self.graph)].leave(weights.as_tensors(left))
         return (weights.lazy.LazyScalar(loss), step.parts) if logged else weights.lazy.LazyScalar(loss)
+
+    def _first(self, inputs: Sequence) -> contextlib.AbstractContextManager:
+        """Return the context of a call: the first compiles the program, which may take long."""
+        if self._called:
+            return contextlib.nullcontext()
+        self._called = True
+        shapes = ", ".join(str(tuple(value.shape)) for value in inputs[:4]) or "no arrays"
+        more = f" and {len(inputs) - 4} more" if len(inputs) > 4 else ""
+        return self._step.waits.during("is compiled", f"inputs of shapes {shapes}{more}")
 
     def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
         """Return loss, values to log and left in Python, gradients and changed buffers. Traced."""

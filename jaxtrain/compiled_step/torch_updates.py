@@ -1,6 +1,7 @@
 """Updates whose loss cannot be one program: torch runs the loss, around the compiled modules."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,14 +24,17 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
     alone = updates.may_hand_back() and step.refusals.again(refused)
     fails = refused is not None and step.weights.bridge.fails_in_torch(refused)
     if alone or fails:
+        began = time.perf_counter()
         try:
             found = updates(batch, update)
+            step.torch_s = time.perf_counter() - began
         except Exception:
             updates.set_gradients({})
             step.grads = waiting
             raise
-    if alone and updates.hand_back():
-        log.info("this step runs in torch: %s; the next is recorded anew", reason)
+    once = refused is not None and isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
+    if alone and updates.hand_back(anew=not once):
+        log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is recorded anew")
         return found
     if fails:
         reason = f"with other values in the batch it fails: {reason}"  # the record's own values
@@ -66,9 +70,9 @@ class TorchUpdates:
         step = self.step
         return not (step.shapes.endless or step.averaging or isinstance(step.updates, UpdateInTorch))
 
-    def hand_back(self) -> bool:
+    def hand_back(self, anew: bool = True) -> bool:
         """Let the step go on compiled from torch's values, with the gradients that wait. Return False if it cannot: the
-        call has left parameters that the optimizer does not hold."""
+        call has left parameters that the optimizer does not hold. anew: forget what is recorded."""
         waiting = self.gradients()
         try:
             self.step.refresh()
@@ -76,7 +80,8 @@ class TorchUpdates:
             return False
         self.step.grads = self.step.weights.on_devices(dict(waiting))
         self.set_gradients({})
-        self.step.record_anew()
+        if anew:
+            self.step.record_anew()
         return True
 
     def compile_forwards(self) -> None:

@@ -3,8 +3,10 @@
 import dataclasses
 import inspect
 import linecache
+import os
 import re
 import traceback
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -59,6 +61,10 @@ class CannotRecord(UserError):
 
 class TooManyRecords(CannotRecord):
     """Error for code that has asked for many programs, and would ask for more at later calls."""
+
+
+class RunsOnceInTorch(CannotRecord):
+    """Error for a call that torch runs although it could be recorded: what is recorded stays as it is."""
 
 
 class StaysInTorch(CannotRecord):
@@ -161,6 +167,8 @@ ADVICE_HOOKS = (
 )
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
+_LIBRARY = os.path.dirname(os.__file__)  # of Python itself
+_CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/compiled_call.py")
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
 INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
 _INTERNALS = re.compile(
@@ -190,6 +198,19 @@ def written_line(code: Any, number: int) -> str:
 def exception_line(error: BaseException) -> str:
     """Return the innermost line of user code that led to an exception; "" if there is none."""
     return source_line("".join(traceback.format_tb(error.__traceback__)), own=True)
+
+
+def line_in(frame: types.FrameType | None) -> str:
+    """Return the innermost line of user code on a stack that ends at this frame; "" if there is none."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if any(part in file for part in _CALLERS):
+            return ""  # what follows has called for the record
+        library = "<" in file or file.startswith(_LIBRARY) and "site-packages" not in file
+        if not library and not any(part in file for part in (*MACHINERY, "/networkx/", "/sympy/")):
+            return written_line(frame.f_code, frame.f_lineno)[:160].rstrip()
+        frame = frame.f_back
+    return ""
 
 
 def speaks_of_internals(text: str) -> bool:

@@ -126,8 +126,10 @@ class Varying:
         return [self.inputs.places[number].name for number in numbers]
 
     def described(self) -> str:
-        """Return the names of values that have required other records, for a message."""
-        return ", ".join([*self.names(sorted(self.fixed)), *self._exchanged][:3])
+        """Say what has required other records: values that Python branches on, or objects that are new at each call."""
+        if self.fixed or not self._exchanged:
+            return f"Python branches on {', '.join(self.names(sorted(self.fixed))[:3])}"
+        return f"{', '.join(self._exchanged[:3])} is another object from call to call"
 
 
 def _key(value: Any) -> Any:

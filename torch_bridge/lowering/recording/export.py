@@ -49,6 +49,7 @@ from torch_bridge.lowering.recording.elsewhere import Untouched
 from torch_bridge.lowering.recording.export_patches import PlainFunctions, recordable
 from torch_bridge.lowering.recording.objects import listed
 from torch_bridge.lowering.recording.ready import device_of, mocked, unready
+from torch_bridge.lowering.recording.sizes import any_size, symbols_stood_in_the_way
 from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
 from torch_bridge.lowering.recording.user_warnings import UserWarnings
@@ -133,7 +134,7 @@ def _export(
     program: Any = None
     error, obstacles, asking = None, [], ""
     watch = python_state.Watch(module)
-    forms = (listed(pytree.tree_map(_any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
+    forms = (listed(pytree.tree_map(any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
     attempts = [(sizes, False) for sizes in forms]
     while attempts:
         sizes, compiling = attempts.pop(0)
@@ -157,7 +158,7 @@ def _export(
                 raise
             except Exception as caught:  # anything the module's own code may raise while it is recorded
                 error = error or caught
-                if sizes is None or not _symbols_stood_in_the_way(caught):
+                if sizes is None or not symbols_stood_in_the_way(caught):
                     obstacles = obstacles or _obstacles_of(module, inputs, error, plain)
                     if compiling or not plain.asks_for_compilers:
                         break
@@ -227,20 +228,6 @@ def _warn_once(module: torch.nn.Module, text: str) -> None:
     if text not in told:
         told.add(text)
         log.warning("%s: %s", _name(module), text)
-
-
-def _any_size(leaf):
-    """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
-    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are recorded anew)."""
-    if not isinstance(leaf, torch.Tensor):
-        return None
-    return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
-
-
-def _symbols_stood_in_the_way(error: Exception) -> bool:
-    """Return True if Python needed a size as a plain number, for example as a dict key: then fixed sizes are recorded,
-    and other sizes anew."""
-    return "SymInt" in str(error) or "symbolic" in str(error)
 
 
 def decompositions() -> dict[Any, Callable]:

@@ -89,3 +89,17 @@ class Sizes:
             if assumption.free_symbols <= bound.keys() and not bool(assumption.subs(list(bound.items()))):
                 return f"the record assumes {assumption}"
         return None
+
+
+def any_size(leaf: Any) -> dict | None:
+    """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
+    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are recorded anew)."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
+
+
+def symbols_stood_in_the_way(error: Exception) -> bool:
+    """Return True if Python needed a size as a plain number, for example as a dict key: then fixed sizes are recorded,
+    and other sizes anew."""
+    return "SymInt" in str(error) or "symbolic" in str(error)

@@ -13,7 +13,10 @@ import torch
 from torch_bridge.lowering.errors import MACHINERY
 
 # Parts of torch that record: what they warn of themselves concerns no user.
-_RECORDS = ("_dynamo/ _export/ _functorch/ _subclasses/ _inductor/ _higher_order_ops/ _logging/ fx/ export/").split()
+_RECORDS = (
+    "_dynamo/ _export/ _functorch/ _subclasses/ _inductor/ _higher_order_ops/ _logging/ fx/ export/ utils/_".split()
+)
+_GIVE = ("/warnings.py", "/typing_extensions.py", "/functools.py", "/contextlib.py")  # on behalf of their callers
 _EXPORT = "torch_bridge/lowering/recording/export.py"  # which calls what is recorded
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 
@@ -35,7 +38,7 @@ class UserWarnings:
 
     def keep(self, message: Warning | str, category: type[Warning], *_: Any) -> None:
         """Keep a warning if user code has called what gives it. Replaces warnings.showwarning."""
-        frames = [frame for frame in _frames(sys._getframe(1)) if not frame.f_code.co_filename.endswith("/warnings.py")]
+        frames = [frame for frame in _frames(sys._getframe(1)) if not frame.f_code.co_filename.endswith(_GIVE)]
         files = [frame.f_code.co_filename.replace("\\", "/") for frame in frames]
         if not files or any(f"/torch/{part}" in files[0] for part in _RECORDS) or "torch_bridge/" in files[0]:
             return

@@ -1,0 +1,54 @@
+"""Tell a user who waits for recording or compiling what is going on, and add up what it costs."""
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+LONG_S = 5.0  # a wait is told from here on, and again each time it has doubled
+
+log = logging.getLogger(__name__)
+
+
+class Waits:
+    """Waits for one step or module. spent_s: seconds of all so far.
+
+    line_of: returns the user's line that a stack of frames has come to, "" for none.
+    """
+
+    def __init__(self, name: str, line_of: Callable[[FrameType | None], str]):
+        self.name, self._line_of = name, line_of
+        self.spent_s = 0.0
+        self._last: dict[str, float] = {}
+        self._told = False
+
+    @contextlib.contextmanager
+    def during(self, what: str, purpose: str = "") -> Iterator[None]:
+        """Log a line, and more as the wait goes on, if the code inside takes longer than LONG_S. what: it does, as in
+        "is recorded". purpose: what it is for; told at the end of the first long wait."""
+        began, over = time.perf_counter(), threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(what, began, threading.get_ident(), over), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+            took = time.perf_counter() - began
+            self._last[what] = took
+            self.spent_s += took
+        if took > LONG_S and purpose and not self._told:
+            self._told = True
+            log.warning("%s %s in %.0f s, once for %s", self.name, what, took, purpose)
+
+    def _watch(self, what: str, began: float, thread: int, over: threading.Event) -> None:
+        wait_s = LONG_S
+        while not over.wait(wait_s):
+            wait_s = time.perf_counter() - began
+            line = self._line_of(sys._current_frames().get(thread))
+            place = f", now at {line}" if line else ""
+            last = f"; the last time took {self._last[what]:.0f} s" if what in self._last else ""
+            log.warning("%s %s, %.0f s so far%s%s", self.name, what, wait_s, place, last)

@@ -1,0 +1,79 @@
+"""A wait of more than some seconds is told: what goes on, how far it is, how long it took before, what it was for."""
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import jaxtrain
+from jaxtrain.compiled_step import step as steps
+from jaxtrain.runtime import waits
+from jaxtrain.runtime.waits import Waits
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(waits, "LONG_S", 0.05)
+
+
+def test_a_long_wait_is_told_with_the_line_and_the_time_before(soon, caplog):
+    made = Waits("Net", lambda frame: "net.py:3")
+    for _ in range(2):
+        with made.during("is recorded", "inputs of shapes (4, 8)"):
+            time.sleep(0.2)
+    told = caplog.messages
+    assert told[0] == "Net is recorded, 0 s so far, now at net.py:3"
+    assert told[-1].endswith("now at net.py:3; the last time took 0 s")
+    assert told.count("Net is recorded in 0 s, once for inputs of shapes (4, 8)") == 1
+    assert made.spent_s == pytest.approx(0.4, abs=0.3)
+
+
+def test_a_short_wait_is_not_told(caplog):
+    with Waits("Net", lambda frame: "").during("is compiled", "inputs of shapes (4, 8)"):
+        pass
+    assert not caplog.messages
+
+
+def test_recording_tells_the_users_line(soon, caplog):
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(1.0)  # as a long forward pass
+            return super().forward(x)
+
+    for module in (nn.Linear(3, 1), Slow(3, 1)):  # the first imports what recording needs
+        step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
+        step(torch.ones(2, 3))
+    assert any("is recorded" in text and "time.sleep(1.0)  # as a long" in text for text in caplog.messages)
+    assert any("is compiled in" in text and "shapes (2, 3)" in text for text in caplog.messages)
+
+
+def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, caplog):
+    monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(steps, "PATIENCE_STEPS", 0)
+    module, plain = nn.Linear(3, 1), nn.Linear(3, 1)
+    plain.load_state_dict(module.state_dict())
+    optimizer = torch.optim.Adam(plain.parameters())
+    loss_fn = lambda m, x: m(x).pow(2).mean()
+    step = jaxtrain.compile(module, loss_fn, torch.optim.Adam(module.parameters()))
+    for rows in (4, 4, 5, 6, 4):  # compiled, again, timed in torch, given up
+        x = torch.ones(rows, 3)
+        loss = loss_fn(plain, x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert float(step(x)) == pytest.approx(loss.item(), rel=1e-5)
+    assert step.torch is not None
+    assert "steps in torch would" in caplog.text
+    assert "torch runs the steps from here on" in caplog.text
+
+
+def test_steps_that_run_compiled_count_against_the_cost(monkeypatch):
+    monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(steps, "PATIENCE_STEPS", 10**9)
+    module = nn.Linear(3, 1)
+    step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
+    for rows in (4, 5, 6, 7):
+        step(torch.ones(rows, 3))
+    assert step.torch is None
+    assert len(step._programs) == 3  # one step was timed

@@ -4,11 +4,11 @@ import argparse
 import contextlib
 import errno
 import io
+import logging
 import os
 import pathlib
 import re
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -111,19 +111,11 @@ def _distrusting(arguments: argparse.Namespace) -> contextlib.AbstractContextMan
 
 
 def _sentence(error: OSError) -> str:
-    """Return an error of the file system as one sentence. One that names no file gets the innermost file or path that
-    the failing code had in hand."""
+    """Return an error of the file system as one sentence."""
     if error.errno == errno.ENOENT and not error.filename and not _in_a_folder():
         return "the working directory is gone; cd to another"
     if error.errno == errno.ENOENT and "temporary directory" in str(error.strerror):  # tempfile's, of all it has tried
         return f"{error.strerror}; make room in one of them, or name another folder in TMPDIR"
-    if error.filename is None:
-        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-            held = [value for value in frame.f_locals.values() if isinstance(value, pathlib.Path | io.IOBase)]
-            names = [getattr(value, "name", None) if isinstance(value, io.IOBase) else str(value) for value in held]
-            if named := [name for name in names if isinstance(name, str)]:
-                error.filename = named[-1]
-                break
     return file_sentence(error)
 
 

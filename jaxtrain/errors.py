@@ -2,7 +2,10 @@
 
 import contextlib
 import errno
+import io
 import os
+import pathlib
+import traceback
 from collections.abc import Iterator
 
 _TO_DO = {
@@ -70,8 +73,9 @@ def shortened(text: object, most: int = 120) -> str:
 
 def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
     """Return an error of the file system as one sentence: which path, what the system said, and what to do. path: named
-    in place of the error's own."""
-    given = (error.filename, error.filename2)
+    in place of the error's own. One that names no file gets the innermost file or path that the failing code had in
+    hand."""
+    given = (error.filename, error.filename2) if error.filename is not None else (_in_hand(error),)
     named = [os.fsdecode(name) for name in given if isinstance(name, str | bytes | os.PathLike)]
     named = named if path is None else [os.fspath(path)]
     said = error.strerror or one_line(error)
@@ -81,6 +85,15 @@ def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
     if full and named and named[0].startswith(os.path.join(os.environ.get("TMPDIR") or "/tmp", "")):
         to_do = "make room there, or name another folder for temporary files in TMPDIR"
     return ": ".join([*([" -> ".join(named)] if named else []), f"{said}; {to_do}" if to_do else said])
+
+
+def _in_hand(error: OSError) -> str | None:
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        held = [value for value in frame.f_locals.values() if isinstance(value, pathlib.Path | io.IOBase)]
+        names = [getattr(value, "name", None) if isinstance(value, io.IOBase) else str(value) for value in held]
+        if named := [name for name in names if isinstance(name, str) and not name.startswith("<")]:  # <stdout>
+            return named[-1]
+    return None
 
 
 @contextlib.contextmanager

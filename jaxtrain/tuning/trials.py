@@ -10,7 +10,7 @@ from optuna.trial import Trial, TrialState
 
 from jaxtrain import config_io
 from jaxtrain.config import TrainingConfig
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, file_sentence
 from jaxtrain.runtime import cpu_threads
 from jaxtrain.runtime.preemption import Preempted
 from jaxtrain.task import Task
@@ -176,5 +176,7 @@ def best_score(evaluation: Any, history: Mapping[str, Any]) -> float:
 
 def describe(error: Exception) -> str:
     """Describe an error in one line, for the study's record."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return file_sentence(error)[:2000]
     kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
     return f"{kind}: {' '.join(str(error).split())}"[:2000]

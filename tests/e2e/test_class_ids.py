@@ -59,7 +59,7 @@ class ReadOnce(IterableDataset):
 
 @pytest.mark.parametrize("rows", [0, 4])
 def test_a_validation_stream_without_samples_is_called_so(rows, tmp_path):
-    config = TrainingConfig(num_epochs=2, batch_size=4, run={"dir": str(tmp_path), "quiet": True})
+    config = TrainingConfig(num_epochs=2, batch_size=8, run={"dir": str(tmp_path), "quiet": True})
     data = TensorDataset(torch.randn(8, 6), CLASSES)
     trainer = Trainer(torch.nn.Linear(6, 4), data, ReadOnce(rows), config, loss=torch.nn.CrossEntropyLoss())
     with pytest.raises(UserError, match="validation dataset gave no sample"):

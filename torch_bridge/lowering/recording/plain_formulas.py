@@ -61,9 +61,10 @@ def fill_diagonal(x, fill_value, wrap=False):
 
 
 def with_long_classes(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, Mapping[str, Any]]:
-    """Return the arguments of a loss of classes with uint8 classes as int64: torch's kernels take both, but the one for
-    tensors without values, with which modules are recorded, only takes int64."""
-    if function not in (F.cross_entropy, F.nll_loss):
+    """Return the arguments of a loss of classes with uint8 classes as int64: torch's kernels for [row, class] take
+    both, but those for tensors without values, with which modules are recorded, only take int64. Torch refuses uint8
+    for maps of classes [row, class, ...]."""
+    if function not in (F.cross_entropy, F.nll_loss) or (args[0] if args else kwargs["input"]).dim() > 2:
         return args, kwargs
     long = lambda value: value.long() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value
     return (*args[:1], *map(long, args[1:2]), *args[2:]), {name: long(value) for name, value in kwargs.items()}

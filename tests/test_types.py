@@ -154,8 +154,6 @@ def test_misspelt_names_of_the_libraries_trainers_are_errors(tmp_path):
 
 
 COMPLETIONS = {
-    "from jaxtrain import TrainingConfig\nTrainingConfig(lear": "learning_rate=",
-    "from jaxtrain import TrainingConfig\nTrainingConfig(num_e": "num_epochs=",
     "from jaxtrain import TrainingConfig\nTrainingConfig().opt": "optim",
     "from jaxtrain import TrainingConfig\nTrainingConfig().optim.weig": "weight_decay",
     "from jaxtrain.config import OptimConfig\nOptimConfig(beta": "beta1=",

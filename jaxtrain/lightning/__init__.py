@@ -41,6 +41,13 @@ from torch_bridge.training.recorded_step import StepRecorder
 if TYPE_CHECKING:
     from lightning import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
     from lightning.pytorch import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+    from lightning.pytorch import callbacks as callbacks
+    from lightning.pytorch import loggers as loggers
+    from lightning.pytorch import plugins as plugins
+    from lightning.pytorch import profilers as profilers
+    from lightning.pytorch import strategies as strategies
+    from lightning.pytorch import tuner as tuner
+    from lightning.pytorch import utilities as utilities
 
     from jaxtrain.lightning import cli as cli
     from jaxtrain.lightning.cli import LightningCLI as LightningCLI

@@ -65,7 +65,6 @@ def _max_pool(name: str, axes: int) -> None:
         return rows.at[at, places].add(slopes).reshape(x.shape)
 
 
-_max_pool("max_pool2d_with_indices", 2)
 _max_pool("max_pool3d_with_indices", 3)
 _max_pool("adaptive_max_pool2d", 2)
 _max_pool("adaptive_max_pool3d", 3)

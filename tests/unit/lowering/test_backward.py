@@ -45,6 +45,7 @@ def _attention(mask):
 IMAGE, VOLUME, GRID = draw(2, 3, 8, 8), draw(2, 3, 6, 6, 6), torch.tanh(draw(2, 4, 4, 2))
 CONVOLUTION = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
 ROWS = draw(4, 6)
+SCALES = (1 / ROWS).square().mean(1, True)
 CASES = [
     (aten.convolution_backward.default, draw(2, 5, 8, 8), IMAGE, draw(5, 3, 3, 3), [5], *CONVOLUTION),
     (aten.avg_pool2d_backward.default, draw(2, 3, 4, 4), IMAGE, [2, 2], [2, 2], [0, 0], False, True, None),

@@ -77,6 +77,9 @@ def measure(name: str, engine: str, threads: int, seconds: float) -> dict:
     """Train in this process; return the times of its steps and its losses."""
     import torch
 
+    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+
+    declare_torchvision()
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model, batches, loss_of = MODELS[name](torch)

@@ -269,6 +269,7 @@ NOT_RUN = {
         "python -m benchmarks.startup",
         "python -m benchmarks.step_memory",
         "python -m benchmarks.steps_per_call",
+        "python -m benchmarks.torch_backend --json backend.json",
     ],
     "takes minutes to hours; done by hand before a release": [
         "python -m tests.chaos.config_fuzz --count 2000 --seed 7",

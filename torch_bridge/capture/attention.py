@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-
-Tensor = torch.Tensor
 
 
 @contextlib.contextmanager

@@ -168,6 +168,9 @@ class _Program:
         self._program, self._sizes, self._orders, self._kind = program, sizes, orders, kind
         self._symbols = symbols_of(program.inputs, every)
         self._layouts = [self._layout(node) for node in program.outputs]
+        places = [(o, node) for o, node in enumerate(program.outputs) if isinstance(node, torch.fx.Node)]
+        first = {node: o for o, node in reversed(places)}
+        self._again = {o: first[node] for o, node in places if first[node] != o}
         self._constants: dict[int, Any] = {}  # outputs that are no arrays; known after tracing
         self._jitted: Callable = jax.jit(self._traced)
 
@@ -180,7 +183,9 @@ class _Program:
         feed = iter(computed)
         outputs = []
         for place, layout in enumerate(self._layouts):
-            if place in self._constants:
+            if place in self._again:
+                outputs.append(outputs[self._again[place]])
+            elif place in self._constants:
                 outputs.append(self._constants[place])
             elif layout is None:  # a number that torch reads out of a tensor
                 outputs.append(next(feed).item())
@@ -199,6 +204,8 @@ class _Program:
         results = self._program.run(arrays, Numbers(self._sizes, free), call)
         computed = []
         for place, (result, layout) in enumerate(zip(results, self._layouts, strict=True)):
+            if place in self._again:
+                continue  # one tensor, as in torch: what is returned and also kept for backward
             if result is None or isinstance(result, bool | int | float):
                 self._constants[place] = result
             elif not hasattr(result, "dtype"):
@@ -211,13 +218,15 @@ class _Program:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
         if not isinstance(value, torch.Tensor):
             return None
-        shape, strides = ([concrete(size, self._symbols) for size in sizes] for sizes in (value.shape, value.stride()))
-        return Layout((), (), value.dtype) if None in (*shape, *strides) else Layout(shape, strides, value.dtype)
+        sizes = [concrete(size, self._symbols) for size in (*value.shape, *value.stride())]
+        known = [size for size in sizes if size is not None]
+        count = value.dim() if len(known) == len(sizes) else 0  # the data decide a size: as it comes
+        return Layout(known[:count], known[count:] if count else (), value.dtype)
 
 
-def symbols_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any]) -> dict[Any, int]:
+def symbols_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any]) -> dict[Any, Any]:
     """Return the values of the symbols that stand for sizes of the inputs."""
-    found: dict[Any, int] = {}
+    found: dict[Any, Any] = {}
 
     def note(size: Any, number: Any) -> None:
         if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:

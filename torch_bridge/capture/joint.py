@@ -59,8 +59,8 @@ def joint_graph(
     """
     seen: dict[str, Any] = {}
 
-    def step(*inputs: Any) -> list:
-        inputs = list(inputs)
+    def step(*arguments: Any) -> list:
+        inputs = list(arguments)
         with torch.enable_grad():
             for place in differentiable:
                 inputs[place] = inputs[place].detach().requires_grad_()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from jaxtrain.runtime.prng import Rngs
@@ -50,17 +51,19 @@ def compare(loss, *batch, tolerance=1e-5):
                 for hook in (leaf._backward_hooks or {}).values():
                     fresh.register_hook(hook)
             given = dict(zip(places, hooked, strict=True))
-            wanted = gm(*(given.get(i, x) for i, x in enumerate(arguments)))
-            slopes = torch.autograd.grad(wanted[0], hooked, allow_unused=True)
+            with sdpa_kernel(SDPBackend.MATH):  # the kernel that torch can differentiate twice
+                wanted = gm(*(given.get(i, x) for i, x in enumerate(arguments)))
+                slopes = torch.autograd.grad(wanted[0], hooked, allow_unused=True)
             assert [p for p, s in zip(places, slopes, strict=True) if s is not None] == list(captured.gradients)
             for place, slope in zip(places, slopes, strict=True):
                 if slope is not None:
                     assert torch.allclose(torch.tensor(grads[place].tolist()), slope, atol=tolerance)
             for got, want in zip(outputs, wanted, strict=True):
                 if isinstance(want, torch.Tensor):
-                    assert torch.allclose(torch.tensor(got.tolist()), want.float(), atol=tolerance)
+                    assert torch.allclose(torch.tensor(got.tolist()).double(), want.double(), atol=tolerance)
             for place, value in written.items():
-                assert torch.allclose(torch.tensor(value.tolist()), arguments[place].float(), atol=tolerance)
+                want = arguments[place].double()
+                assert torch.allclose(torch.tensor(value.tolist()).double(), want, atol=tolerance)
             return wanted
 
         return run
@@ -93,14 +96,13 @@ def test_own_functions_checkpoints_and_parts_without_gradient():
 
 def test_gradients_that_the_loss_asks_for():
     def loss(module, x):
-        x = x.clone().requires_grad_()
         h = torch.tanh(module.a(x))
         y = F.scaled_dot_product_attention(h[None, None], h[None, None], h[None, None]).sum()
         (slope,) = torch.autograd.grad(y, x, create_graph=True)
         return y.pow(2) + slope.pow(2).sum() + module.b(h).pow(2).mean()
 
     with torch._dynamo.config.patch(trace_autograd_ops=True):
-        compare(lambda module, x: (loss(module, x),), draw(5, 8), tolerance=1e-4)
+        compare(lambda module, x: (loss(module, x),), draw(5, 8).requires_grad_(), tolerance=1e-4)
 
 
 def test_attention_is_one_operator_with_its_own_backward():
@@ -116,8 +118,8 @@ def test_attention_is_one_operator_with_its_own_backward():
 
 def test_an_operator_without_lowering_is_named():
     def loss(module, x):
-        return (torch.special.bessel_j0(module(x)).detach().sum() + module(x).sum(),)
+        return (torch.geqrf(module(x).detach())[1].sum() + module(x).sum(),)
 
-    with pytest.raises(Exception, match="no lowering for aten.special_bessel_j0.default") as caught:
+    with pytest.raises(Exception, match="no lowering for aten.geqrf.default") as caught:
         compare(loss, draw(5, 8))
-    assert isinstance(caught.value.__cause__, CannotRecord)
+    assert isinstance(caught.value.inner_exception, CannotRecord)

@@ -13,6 +13,7 @@ from tests.unit.lowering import (
     cases_views,
     cases_windows,
 )
+from tests.unit.lowering import test_backward as backward_cases
 from tests.unit.lowering.compare import installed, operator
 from tests.unit.lowering.test_corners import CORNERS, MASKED, ZERO_DIMENSIONAL
 from tests.unit.lowering.test_further import FURTHER
@@ -54,6 +55,7 @@ IN_MODELS = {  # compared as parts of models: test_export_patches.py, tests/e2e/
     "torch_bridge.rewritten.default",  # tests/unit/lowering/test_tracking.py
 }
 BY_ITSELF = {
+    *backward_cases.NAMES,
     "aten.cauchy.default",  # it has no mean
     "torch_bridge.multi_margin_loss.default",  # tests/unit/lowering/test_corners.py
     "torch_bridge.once.default",  # tests/unit/lowering/test_second_gradients.py

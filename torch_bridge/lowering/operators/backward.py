@@ -40,17 +40,28 @@ def convolution_backward(
     return _wanted(mask, dx, dw, db.astype(slope.dtype))
 
 
-def _transposed(name: str, forward: str, part: int | None = None) -> None:
-    """Register name(slope, x, *rest) as the transpose of forward(x, *rest). part: the result to differentiate."""
+def _transposed(name: str, forward: str) -> None:
+    """Register name(slope, x, *rest) as the transpose of forward(x, *rest)."""
 
     @lowering(name)
     def run(call, slope, x, *rest, **options):
-        results = lambda x: TABLE[forward](call, x, *rest, **options)
-        return pulled(results if part is None else lambda x: results(x)[part], slope, x)[0]
+        return pulled(lambda x: TABLE[forward](call, x, *rest, **options), slope, x)[0]
 
 
-for _name in ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"):
+for _name in ("avg_pool2d", "avg_pool3d"):
     _transposed(f"{_name}_backward.default", f"aten.{_name}.default")
+
+
+def _adaptive(name: str, axes: int) -> None:
+    @lowering(f"{name}_backward.default")
+    def run(call, slope, x):
+        """The size of the result is that of its slope."""
+        forward = TABLE[f"aten.{name}.default"]
+        return pulled(lambda x: forward(call, x, slope.shape[-axes:]), slope, x)[0]
+
+
+_adaptive("_adaptive_avg_pool2d", 2)
+_adaptive("_adaptive_avg_pool3d", 3)
 
 
 def _max_pool(name: str, axes: int) -> None:
@@ -65,7 +76,6 @@ def _max_pool(name: str, axes: int) -> None:
         return rows.at[at, places].add(slopes).reshape(x.shape)
 
 
-_max_pool("max_pool2d_with_indices", 2)
 _max_pool("max_pool3d_with_indices", 3)
 _max_pool("adaptive_max_pool2d", 2)
 _max_pool("adaptive_max_pool3d", 3)

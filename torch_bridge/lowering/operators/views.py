@@ -187,6 +187,13 @@ def as_strided(call, x, size, stride, storage_offset=None):
     return x.reshape(-1)[_addresses(x, size, stride, storage_offset)]
 
 
+@lowering("as_strided_scatter.default")
+def as_strided_scatter(call, x, source, size, stride, storage_offset=None):
+    """Write elements of x by strides, where `as_strided` reads them."""
+    places = _addresses(x, size, stride, storage_offset)
+    return x.reshape(-1).at[places.reshape(-1)].set(source.reshape(-1)).reshape(x.shape)
+
+
 def _addresses(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> np.ndarray:
     """Return positions in x's memory. Raises IndexError for positions beyond it."""
     index = np.asarray(storage_offset or 0)

@@ -13,7 +13,6 @@ from jaxtrain.compiled_step.step_program import update
 from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
-
 MOST_SHORT = 2  # captures in a row that serve a single call each
 
 

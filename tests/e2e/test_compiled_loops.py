@@ -88,9 +88,7 @@ def test_a_value_that_python_branches_on_too_often_is_refused_by_name():
     state = {"level": 0}
     loss = lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * len(range(state["level"] + 1))
     step = jaxtrain.compile(Tempered(), loss, optax.sgd(0.1))
-    for level in range(
-        8 + 9
-    ):  # eight graphs are captured; of the others, one is a constant, and each further one a way
+    for level in range(8 + 9):  # eight are captured; the ninth is a constant, each further one a way
         state["level"] = level
         step(batches()[0])
     state["level"] = 8 + 9

@@ -179,8 +179,8 @@ class CapturedLoss:
             raise StaysInTorch(f"{self.name} {stale}, which a compiled step does not follow")
         if container := torch_api.lost_writes():
             raise Unfollowed(f"it changes {container}, which Dynamo does not follow")
-        if where := torch_api.catching_code():  # a key that appears later would not be noticed
-            raise Unfollowed(f"it catches an exception, which Dynamo does not guard, at {where}")
+        if where := torch_api.unguarded_line(symbolic=bool(self._failed)):
+            raise Unfollowed(f"Dynamo does not guard what comes of {where}")
         self._check_lengths()
         if len(self.graphs) >= MOST_GRAPHS and 2 * len(self.graphs) > self.calls:
             raise Unfollowed(f"it wants another graph at most calls, here because {_shortened(self._failed[0])}")

@@ -202,13 +202,15 @@ def stale() -> str:
     return ""
 
 
-def catching_code() -> str:
-    """Return the line of an `except` clause in the user's code that is being captured; "" if there is none. Call it
-    while its graph is compiled."""
+def unguarded_line(symbolic: bool) -> str:
+    """Return a line of the user's code being captured whose outcome Dynamo does not guard: an `except` clause, as a key
+    may appear later, and if sizes or integers may be `symbolic`, an `in`, which compares them wrongly. "" if there is
+    none. Call it while the graph is compiled."""
+    unguarded = {"CHECK_EXC_MATCH", "CONTAINS_OP"} if symbolic else {"CHECK_EXC_MATCH"}
     for code in torch._guards.TracingContext.get_traced_code() or ():
         if _is_users_file(code.co_filename):
             for step in dis.get_instructions(code):
-                if step.opname == "CHECK_EXC_MATCH":
+                if step.opname in unguarded:
                     line = step.positions.lineno if step.positions else code.co_firstlineno
                     return f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line or 1).strip()}"
     return ""
@@ -222,8 +224,9 @@ def user_classes() -> set[type]:
     """Return the classes, and their bases, of the objects that the code being captured uses, except those of installed
     packages and of Python itself. Call it while its graph is compiled."""
     output = InstructionTranslator.current_tx().output
-    guards = [guard for guard in output.guards if guard.create_fn_name() == "TYPE_MATCH"]
-    kinds = {type(_value_of(guard.name, output)) for guard in guards}
+    guards = [guard for guard in output.guards if guard.create_fn_name() in ("TYPE_MATCH", "CLASS_MATCH", "ID_MATCH")]
+    values = [_value_of(guard.name, output) for guard in guards]
+    kinds = {value if isinstance(value, type) else type(value) for value in values}
     return {base for kind in kinds for base in kind.__mro__ if _is_users(base)}
 
 

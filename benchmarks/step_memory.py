@@ -6,11 +6,12 @@ Each side runs in a process of its own: a stack of linear layers, 50 million flo
 Printed: MB above the process with its model and its imports, at the peak and after the last step.
 """
 
-import argparse
 import pathlib
 import resource
 import subprocess
 import sys
+
+from benchmarks import parser, save
 
 LAYERS, WIDTH, STEPS = 12, 2048, 5
 
@@ -54,11 +55,11 @@ def measure(side: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--side", choices=("torch", "jaxtrain"), help="measure one side in this process")
-    side = parser.parse_args().side
-    if side:
-        print(*measure(side))
+    p = parser(__doc__)
+    p.add_argument("--side", choices=("torch", "jaxtrain"), help="measure one side in this process")
+    args = p.parse_args()
+    if args.side:
+        print(*measure(args.side))
         return
     found = {}
     for name in ("torch", "jaxtrain"):
@@ -67,6 +68,7 @@ def main() -> None:
         found[name] = peak
         print(f"{name}: {peak:.0f} MB more at the peak, {after:.0f} MB after {STEPS} steps")
     print(f"ratio of the peaks: {found['jaxtrain'] / found['torch']:.2f}")
+    save(found, args.json)
 
 
 if __name__ == "__main__":

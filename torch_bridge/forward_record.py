@@ -102,4 +102,4 @@ class ForwardRecord:
 
     def run(self, graph: Graph, state: Mapping[str, jax.Array], leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves of the module's outputs, for `in_torch`. Runs under JAX tracing."""
-        return graph.run_leaves({name: state[name] for name in graph.state}, leaves, Call(None))[0]
+        return graph.run_leaves({name: state[name] for name in (*graph.state, *graph.tables)}, leaves, Call(None))[0]

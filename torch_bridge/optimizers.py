@@ -234,6 +234,26 @@ def write_state(
                     _write_entry(entries, name, to_torch(value), parameter)
 
 
+def create_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: list[list[torch.Tensor]],
+    names: list[list[str]],
+    state: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Create the entries that the optimizer lacks: counts with their values, moments as zeros, whose memory the system
+    provides once it is written to."""
+    for group, keys in zip(parameters, names, strict=True):
+        for parameter, key in zip(group, keys, strict=True):
+            entries = optimizer.state[parameter] if key in state else {}
+            for name, value in sorted(state.get(key, {}).items(), key=_after_the_count):
+                if name in entries:
+                    continue
+                if value.ndim:
+                    entries[name] = torch.zeros(value.shape, dtype=parameter.dtype, device=parameter.device)
+                else:
+                    _write_entry(entries, name, to_torch(to_host(value)), parameter)
+
+
 def _after_the_count(entry: tuple[str, Any]) -> bool:
     """Return False for the step count and True for moments: a sort key that puts the count first, as torch's optimizers
     do."""

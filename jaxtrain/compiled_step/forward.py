@@ -73,7 +73,7 @@ class CompiledForward:
             self._programs[key] = self._program(graph, places, constants)
         inputs = [weights.exchange.narrow(leaves[i]) for i in places]
         with weights.exchange.products():
-            outputs = self._programs[key](weights.state(weights.arrays), inputs)
+            outputs = self._programs[key](weights.state(weights.arrays), graph.tables, inputs)
         tensors = weights.exchange.to_tensors(outputs, weights.exchange.device_of(self.module))
         return self._record.in_torch(graph, tensors)
 
@@ -102,11 +102,11 @@ class CompiledForward:
         record, prefix = self._record, self.prefix
 
         @jax.jit
-        def run(arrays: dict[str, jax.Array], inputs: list) -> list:
+        def run(arrays: dict[str, jax.Array], tables: dict[str, jax.Array], inputs: list) -> list:
             leaves = list(constants)
             for place, value in zip(places, inputs, strict=True):
                 leaves[place] = value
             own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-            return record.run(graph, own, leaves)
+            return record.run(graph, own | tables, leaves)
 
         return run

@@ -354,9 +354,9 @@ class CompiledStep:
 
     def _await_state(self) -> None:
         """Make torch code that reads or writes the optimizer's state find the newest values. The state exists from the
-        first update on."""
+        first update on; its values take memory in torch once they are read."""
         if self._state_awaited is None:
-            self.updates.write_back(self.opt_state)
+            self.updates.create(self.opt_state)
         exchange = self.weights.exchange
         self._state_awaited = exchange.Awaited(exchange.state_tensors(self.optimizer), self._bring_up_to_date)
         if self.updates.ahead:

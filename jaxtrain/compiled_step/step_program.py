@@ -38,6 +38,7 @@ class StepProgram:
         self._inputs = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and i not in unread]
         self._constants = {i: leaf for i, leaf in enumerate(leaves) if i not in self._inputs}
         self._size, self._called = len(leaves), False
+        self._tables = jax.device_put(graph.tables, weights.layout.replicated)
         self._logged: list[str] = []  # names of the values to log, in the user's order
         sums = averaging is not None or not updating
         self._doubt = "" if averaging else graph.may_raise
@@ -54,7 +55,7 @@ class StepProgram:
         updated = list({*self._moved, *step.grads} if step.grads else self._moved)
         numbers = step.updates.numbers()
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)
-        arguments = step.opt_state, step.grads, inputs, numbers, limit, np.uint32(step.count)
+        arguments = step.opt_state, step.grads, (inputs, self._tables), numbers, limit, np.uint32(step.count)
         with weights.exchange.products(), self._first(inputs):
             state, (loss, parts, norm) = self._compiled(weights.arrays, *arguments)
         weights.queue.put(loss, inputs)
@@ -84,16 +85,20 @@ class StepProgram:
         more = f" and {len(inputs) - 4} more" if len(inputs) > 4 else ""
         return self._step.waits.during("is compiled", f"inputs of shapes {shapes}{more}")
 
-    def _gradients(self, arrays: Arrays, inputs: Sequence, key: jax.Array) -> tuple:
-        """Return loss, values to log and left in Python, gradients and changed buffers. Traced."""
+    def _gradients(self, arrays: Arrays, values: tuple[Sequence, Arrays], key: jax.Array) -> tuple:
+        """Return loss, values to log and left in Python, gradients and changed buffers. Traced.
+
+        values: the batch's arrays, and the graph's large constants.
+        """
         step, weights = self._step, self._step.weights
-        given = [self._constants.get(i) for i in range(self._size)]
+        inputs, tables = values
+        leaves = [self._constants.get(i) for i in range(self._size)]
         for place, value in zip(self._inputs, inputs, strict=True):
-            given[place] = value
+            leaves[place] = value
 
         def loss_of(params: Arrays):
-            state = weights.state({**arrays, **step.precision.for_compute(params)})
-            loss, parts, left, changed = step.record.run(self.graph, state, given, Rngs(key))
+            state = weights.state({**arrays, **step.precision.for_compute(params)}) | tables
+            loss, parts, left, changed = step.record.run(self.graph, state, leaves, Rngs(key))
             self._logged[:] = parts
             return loss.astype(jnp.float32), ([*parts.values(), *left], changed)
 
@@ -103,16 +108,16 @@ class StepProgram:
         kept = lambda value, like: value if value.dtype == like.dtype else jnp.asarray(value, like.dtype)
         return loss, parts, grads, {name: kept(value, arrays[name]) for name, value in changed.items()}
 
-    def _accumulate(self, arrays, opt_state, grads: Arrays, inputs, numbers, limit, count) -> tuple:
+    def _accumulate(self, arrays, opt_state, grads: Arrays, values, numbers, limit, count) -> tuple:
         """Add the gradients of one batch to the waiting ones. Traced."""
         key = jax.random.fold_in(self._step.key, count)  # inside: a separate call would cost more than the rest
-        loss, parts, new, buffers = self._gradients(arrays, inputs, key)
+        loss, parts, new, buffers = self._gradients(arrays, values, key)
         grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
         return (arrays | buffers, opt_state, grads), (loss, parts, None)
 
-    def _update(self, arrays, opt_state, grads: Arrays, inputs, numbers, limit, count) -> tuple:
+    def _update(self, arrays, opt_state, grads: Arrays, values, numbers, limit, count) -> tuple:
         """Add the gradients of one batch and update the weights. Traced."""
-        state, (loss, parts, _) = self._accumulate(arrays, opt_state, grads, inputs, numbers, limit, count)
+        state, (loss, parts, _) = self._accumulate(arrays, opt_state, grads, values, numbers, limit, count)
         state, norm = update(self._step.updates, self._divisor, *state, numbers=numbers, limit=limit)
         return state, (loss, parts, norm)
 

@@ -17,25 +17,25 @@ from jaxtrain.runtime import spread
 PRODUCT_LIMIT = 4e10  # largest FLOPs (twice the multiply-adds) of a product with zeros and ones: 0.05 ms on an H200
 
 
-def rows(table, indices):
-    """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0) does."""
-    return _rows(table, indices, table.shape, jnp.dtype(table.dtype).name, spread.current())
+def rows(table, indices, mode: str | None = None):
+    """Look up the rows of a table [row, ...] at int [...]: [..., ...], as jnp.take(axis=0, mode=mode) does."""
+    return _rows(table, indices, mode, table.shape, jnp.dtype(table.dtype).name, spread.current())
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _rows(table, indices, shape, dtype, over):
-    return jnp.take(table, indices, axis=0)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
+def _rows(table, indices, mode, shape, dtype, over):
+    return jnp.take(table, indices, axis=0, mode=mode)
 
 
-def _rows_backward(shape, dtype, over, indices, grad):
+def _rows_backward(mode, shape, dtype, over, indices, grad):
     like = jax.ShapeDtypeStruct(shape, dtype)
 
     def scattered(indices, grad):
-        return jax.linear_transpose(lambda table: jnp.take(table, indices, axis=0), like)(grad)[0]
+        return jax.linear_transpose(lambda table: jnp.take(table, indices, axis=0, mode=mode), like)(grad)[0]
 
     def in_order(indices, grad):
         with spread.resumed(over):
-            return row_sums(indices, grad, like)
+            return row_sums(jnp.clip(indices, 0, shape[0] - 1) if mode == "clip" else indices, grad, like)
 
     if not jnp.issubdtype(like.dtype, jnp.floating):
         return scattered(indices, grad), None

@@ -116,6 +116,10 @@ class SeveralUpdates:
     def edited(self) -> bool:
         return any(part.edited() for part in self.parts)
 
+    def create(self, state: Sequence[Any]) -> None:
+        for part, one in zip(self.parts, state, strict=True):
+            part.create(one)
+
     def write_back(self, state: Sequence[Any]) -> None:
         for part, one in zip(self.parts, state, strict=True):
             part.write_back(one)

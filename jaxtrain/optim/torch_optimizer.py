@@ -59,6 +59,10 @@ class Updates(Protocol):
         `write_back`, `state` reads it."""
         ...
 
+    def create(self, state: Any) -> None:
+        """Create the entries of the user's object that its first update makes, without their values, which
+        `write_back` writes."""
+
     def write_back(self, state: Any) -> None:
         """Write the state into the user's object, if there is one and its state is older."""
 
@@ -195,6 +199,10 @@ class TorchUpdate:
     def edited(self) -> bool:
         return self._moments != self._moments_now() or self._edits.changed(values=not self.ahead)
 
+    def create(self, state: Mapping[str, torch_rules.State]) -> None:
+        self.bridge.create_state(self.optimizer, self.held, self.groups, self._entries(state, self._updated))
+        self._edits.note()
+
     def write_back(self, state: Mapping[str, torch_rules.State]) -> None:
         if not self.ahead:
             return
@@ -208,10 +216,11 @@ class TorchUpdate:
 
     def write(self, state: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         """Write the state of updated parameters into torch's object. options: passed to `write_state`."""
-        names = lambda entries: {n: v for n, v in entries.items() if n != "step" or self.rule.counts}
-        self.bridge.write_state(
-            self.optimizer, self.held, self.groups, {key: names(entries) for key, entries in state.items()}, **options
-        )
+        self.bridge.write_state(self.optimizer, self.held, self.groups, self._entries(state, state), **options)
+
+    def _entries(self, state: Mapping[str, Mapping[str, Any]], keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the state of these keys with the names that torch's object has."""
+        return {key: {n: v for n, v in state[key].items() if n != "step" or self.rule.counts} for key in keys}
 
     def _compare(self) -> None:
         """Compare an optimizer class from outside torch with the rule of its name, on a small example.
@@ -252,6 +261,9 @@ class _WithoutObject:
 
     def edited(self) -> bool:
         return False
+
+    def create(self, state: Any) -> None:
+        pass
 
     def write_back(self, state: Any) -> None:
         pass

@@ -18,7 +18,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import is_dense, kind_of, to_numpy
-from torch_bridge.lowering import selections, wide_integers
+from torch_bridge.lowering import constant_tensors, selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
@@ -34,7 +34,6 @@ from torch_bridge.lowering.table import Call
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are new values of state
 TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)  # inputs whose values the program holds
-
 log = logging.getLogger(__name__)
 
 
@@ -84,6 +83,8 @@ class Graph:
         written = {node: name for (kind, name), node in pairs if kind in WRITES and name}
         return wide_integers.outgrowing(self.module.graph, {p: name for p, name in self.placeholders if name}, written)
 
+    tables = property(lambda self: constant_tensors.tables(self.constants))
+
     def unread_inputs(self) -> set[int]:
         """Return the positions of the inputs that no node uses."""
         used = {node.name for node in self.module.graph.nodes if node.op == "placeholder" and node.users}
@@ -91,7 +92,7 @@ class Graph:
 
     @functools.cached_property
     def _index_checks(self) -> IndexChecks:
-        return IndexChecks(self.module, self.inputs, self.constants)
+        return IndexChecks(self.module, self.inputs, constant_tensors.on_host(self.constants))
 
     def check_indices(self, leaves: Sequence[Any]) -> None:
         """Raise IndexOutOfBounds if inputs in host memory lead to an index that torch would refuse."""
@@ -99,7 +100,7 @@ class Graph:
 
     @functools.cached_property
     def _precision_checks(self) -> PrecisionChecks:
-        return PrecisionChecks(self.module, self.inputs, self.constants)
+        return PrecisionChecks(self.module, self.inputs, constant_tensors.on_host(self.constants))
 
     def lost_digits(self, leaves: Sequence[Any]) -> str:
         """Describe where float64 inputs in host memory, computed in float32, depart from torch; "" if nowhere."""
@@ -117,7 +118,7 @@ class Graph:
 
     def _arguments(self, state: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Return the placeholders' values, in order."""
-        values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+        values = {**constant_tensors.chosen(self.constants, state), **dict(zip(self.inputs, inputs, strict=True))}
         return [values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders]
 
     @property
@@ -243,7 +244,7 @@ def graph_of(
             if isinstance(spec.arg, ConstantArgument):
                 constants[name] = spec.arg.value
         elif not stateful and spec.kind != InputKind.CUSTOM_OBJ:  # a generator: the step's keys replace it
-            constants[name] = np.array(to_numpy(_tensor_of(program, spec.target)))  # torch may write to it
+            constants[name] = constant_tensors.copied(_tensor_of(program, spec.target))
     return Graph(
         module=program.graph_module,
         placeholders=tuple(placeholders),

@@ -81,3 +81,16 @@ def test_devices_add_up_their_own_rows(monkeypatch):
     with spread(Mesh(np.array(jax.devices()[:2]), ("data",)), ("data",)):
         apart = jax.jit(lambda i, g: rows.row_sums(i, g, like))(indices, grad)
     np.testing.assert_allclose(apart, rows.row_sums(indices, grad, like), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [0, 1e12], ids=["sorted", "product"])
+def test_a_clipped_look_up_gives_its_last_row_what_lies_beyond(monkeypatch, limit):
+    monkeypatch.setattr(rows, "PRODUCT_LIMIT", limit)
+    indices, grad = lookups()
+    table = jnp.asarray(np.random.default_rng(1).normal(size=(TABLE, 8)), jnp.float32)
+    wanted, theirs = jax.vjp(lambda table: jnp.take(table, indices, axis=0, mode="clip"), table)
+    got, ours = jax.vjp(lambda table: nn.rows(table, indices, "clip"), table)
+    np.testing.assert_array_equal(got, wanted)
+    np.testing.assert_allclose(ours(grad)[0], theirs(grad)[0], rtol=1e-6)
+    clipped = jnp.clip(indices, 0, TABLE - 1)
+    np.testing.assert_allclose(rows.row_sums(clipped, grad, table), theirs(grad)[0], rtol=1e-5, atol=1e-6)

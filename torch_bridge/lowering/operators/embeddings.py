@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn.rows import rows as look_up
 from torch_bridge.lowering.table import lowering
 
 
@@ -10,7 +11,7 @@ from torch_bridge.lowering.table import lowering
 def embedding(call, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     """Look up rows. `padding_idx` gets no gradient; with scale_grad_by_freq a row that occurs n times gets 1/n of
     it."""
-    rows = jnp.take(weight, indices, axis=0, mode="clip")
+    rows = look_up(weight, indices, "clip")
     part = 1.0 if not scale_grad_by_freq else 1 / jnp.take(_counts(weight, indices), indices, mode="clip")
     if padding_idx >= 0:
         part = jnp.where(indices == padding_idx, 0, part)

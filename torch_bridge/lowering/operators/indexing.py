@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxtrain.nn.rows import rows
 from torch_bridge.lowering.dtypes import cast, result_type
 from torch_bridge.lowering.operators.derivatives import derived, zero_where
 from torch_bridge.lowering.table import lowering
@@ -28,6 +29,8 @@ def _of_a_number(lower):
 
 @lowering("index_select.default")
 def index_select(call, x, dim, index):
+    if x.ndim and dim % x.ndim == 0:
+        return rows(x, index, "clip")
     return jnp.take(x, index, axis=dim, mode="clip") if x.ndim else x
 
 
@@ -57,6 +60,9 @@ def _positions(x, indices) -> tuple:
 @lowering("index.Tensor", "_unsafe_index.Tensor")
 def index(call, x, indices):
     """Index x. A boolean mask must be known while tracing, because the result's shape depends on its values."""
+    first, *others = indices
+    if first is not None and first.ndim and first.dtype != jnp.bool_ and all(other is None for other in others):
+        return rows(x, jnp.where(first < 0, first + x.shape[0], first), "clip")
     return x[_positions(x, indices)]
 
 

@@ -232,7 +232,8 @@ ORIGINAL = LegacyConfig(
             "type encoder_type embed_dim num_hierarchies projection_norm use_target_encoder vit use_flash_attention "
             "use_fpn fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init "
             "predictor.depth predictor.num_heads predictor.mlp_ratio ema.momentum ema.momentum_end "
-            "ema.momentum_warmup_epochs fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
+            "ema.momentum_warmup_epochs "
+            "fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
             "rope.use_rope rope.theta predictor.dropout predictor.max_seq_len action_dim img_size",
         )
         | {f"model.{name}" for name in WORLD_MODEL if name.startswith("predictor_")}

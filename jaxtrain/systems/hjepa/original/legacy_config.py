@@ -80,7 +80,7 @@ def _around(original: Mapping[str, Any], accelerator: bool) -> dict[str, Any]:
             "keep_best": checkpoint.get("keep_best_n", 3),
         },
         "precision": {"policy": "bf16" if amp else "fp32"},
-        "tracking": _tracking(logging),
+        "tracking": tracking(logging),
     }
 
 
@@ -96,7 +96,7 @@ def _best(checkpoint: Mapping) -> dict:
     return _given(metric={"linear_probe_accuracy": "probe_accuracy"}.get(name, name), mode=mode)
 
 
-def _tracking(logging: Mapping) -> dict:
+def tracking(logging: Mapping) -> dict:
     """Return the trackers: each is a section with `enabled`, true or false, or a key `use_wandb`, `use_tensorboard`."""
     found = {}
     for name, default in (("tensorboard", True), ("wandb", False)):

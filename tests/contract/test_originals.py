@@ -156,7 +156,7 @@ def texts() -> dict[str, Callable[[], Any]]:
 
 def words() -> dict[str, Callable[[], Any]]:
     from tests.unit.memory_lm.test_facade_models import built
-    from tests.unit.memory_lm.test_facade_training import tiny
+    from tests.unit.memory_lm.test_facade_training import tiny, with_tokenizer
 
     def adapter() -> Any:
         from tests.e2e.originals import memory as snippets
@@ -164,6 +164,14 @@ def words() -> dict[str, Callable[[], Any]]:
         with contextlib.chdir(folder()):
             snippets.plant({})
             return memory.MemoryAdapter(memory.load_config("configs/adapter_qwen2.5_1.5b.yaml"))
+
+    def trainer() -> Any:
+        place = folder()
+        return memory.Trainer(with_tokenizer(tiny(place), place))
+
+    def rows() -> Any:
+        made = trainer()
+        return memory.TextDataset(made.config.training.dataset_name, made.tokenizer, 16)
 
     bank = lambda: memory.MemoryBank(6, 4)
     return {
@@ -177,8 +185,8 @@ def words() -> dict[str, Callable[[], Any]]:
         "QuantizedMemoryBank": lambda: memory.QuantizedMemoryBank(6, 4),
         "ReducedDimMemoryBank": lambda: memory.ReducedDimMemoryBank(6, 4),
         "MemoryAdapter": adapter,
-        "TextDataset": lambda: memory.Trainer(tiny(folder())).train_dataloader.dataset,
-        "Trainer": lambda: memory.Trainer(tiny(folder())),
+        "TextDataset": rows,
+        "Trainer": trainer,
     }
 
 

@@ -1,5 +1,6 @@
 """Every name of the originals has their interface: parameters by place, defaults, methods, properties, attributes."""
 
+import contextlib
 import functools
 import pathlib
 import tempfile
@@ -155,7 +156,22 @@ def texts() -> dict[str, Callable[[], Any]]:
 
 def words() -> dict[str, Callable[[], Any]]:
     from tests.unit.memory_lm.test_facade_models import built
-    from tests.unit.memory_lm.test_facade_training import tiny
+    from tests.unit.memory_lm.test_facade_training import tiny, with_tokenizer
+
+    def adapter() -> Any:
+        from tests.e2e.originals import memory as snippets
+
+        with contextlib.chdir(folder()):
+            snippets.plant({})
+            return memory.MemoryAdapter(memory.load_config("configs/adapter_qwen2.5_1.5b.yaml"))
+
+    def trainer() -> Any:
+        place = folder()
+        return memory.Trainer(with_tokenizer(tiny(place), place))
+
+    def rows() -> Any:
+        made = trainer()
+        return memory.TextDataset(made.config.training.dataset_name, made.tokenizer, 16)
 
     bank = lambda: memory.MemoryBank(6, 4)
     return {
@@ -168,9 +184,9 @@ def words() -> dict[str, Callable[[], Any]]:
         "MemoryTransformer": lambda: built("scratch_moc_seq_shared")[0],
         "QuantizedMemoryBank": lambda: memory.QuantizedMemoryBank(6, 4),
         "ReducedDimMemoryBank": lambda: memory.ReducedDimMemoryBank(6, 4),
-        "MemoryAdapter": lambda: built("adapter_qwen2_moc", adapter=True)[0],
-        "TextDataset": lambda: memory.Trainer(tiny(folder())).train_dataloader.dataset,
-        "Trainer": lambda: memory.Trainer(tiny(folder())),
+        "MemoryAdapter": adapter,
+        "TextDataset": rows,
+        "Trainer": trainer,
     }
 
 

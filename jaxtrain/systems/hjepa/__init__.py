@@ -76,10 +76,10 @@ ORIGINAL_NAMES = {
         "EppsPulley",
         "EppsPulleyTest",
         "HybridVICRegSIGRegLoss",
-        "NTXentLoss",
         "SIGRegLoss",
         "VICRegLoss",
     ),
+    "original.contrastive": ("NTXentLoss",),
     "original.combined_losses": (
         "CombinedLoss",
         "ContrastiveJEPALoss",

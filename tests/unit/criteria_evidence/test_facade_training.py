@@ -5,7 +5,6 @@ import sys
 import types
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -389,14 +388,8 @@ def test_a_model_is_left_in_evaluation_mode(tmp_path):
     assert not trainer.model.training
     trainer.train_epoch()
     assert trainer.model.training
-    evaluator = psy.Evaluator(trainer.model, "cpu")
-    evaluator.evaluate(trainer.val_loader)
+    psy.Evaluator(trainer.model, "cpu").evaluate(trainer.val_loader)
     assert not trainer.model.training
-    shares = evaluator.predict_proba(trainer.val_loader)
-    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
-    np.testing.assert_array_equal(evaluator.predict(trainer.val_loader), shares.argmax(1))
-    with pytest.raises(ValueError, match="gave no batch"):
-        evaluator.predict([])
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -8,9 +8,10 @@ from torch import nn
 
 from jaxtrain.systems.hjepa import losses
 from jaxtrain.systems.hjepa.losses import LossInputs, halves
+from jaxtrain.systems.hjepa.original.contrastive import NTXentLoss
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
 from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, not_negative, of_levels, to_rows
-from jaxtrain.systems.hjepa.original.regularizer_losses import NTXentLoss, SIGRegLoss, VICRegLoss
+from jaxtrain.systems.hjepa.original.regularizer_losses import SIGRegLoss, VICRegLoss
 
 
 class CombinedLoss(LossModule):

@@ -80,7 +80,7 @@ def _around(original: Mapping[str, Any], accelerator: bool) -> dict[str, Any]:
             "keep_best": checkpoint.get("keep_best_n", 3),
         },
         "precision": {"policy": "bf16" if amp else "fp32"},
-        "tracking": _tracking(logging),
+        "tracking": tracking(logging),
     }
 
 
@@ -96,7 +96,7 @@ def _best(checkpoint: Mapping) -> dict:
     return _given(metric={"linear_probe_accuracy": "probe_accuracy"}.get(name, name), mode=mode)
 
 
-def _tracking(logging: Mapping) -> dict:
+def tracking(logging: Mapping) -> dict:
     """Return the trackers: each is a section with `enabled`, true or false, or a key `use_wandb`, `use_tensorboard`."""
     found = {}
     for name, default in (("tensorboard", True), ("wandb", False)):
@@ -230,8 +230,9 @@ ORIGINAL = LegacyConfig(
         | _dotted(
             "model",
             "type encoder_type embed_dim num_hierarchies projection_norm use_target_encoder vit use_flash_attention "
-            "use_fpn fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init predictor.depth "
-            "predictor.num_heads predictor.mlp_ratio ema.momentum ema.momentum_end ema.momentum_warmup_epochs "
+            "use_fpn fpn_feature_dim fpn_fusion_method use_rope rope_theta use_layerscale layerscale_init "
+            "predictor.depth predictor.num_heads predictor.mlp_ratio ema.momentum ema.momentum_end "
+            "ema.momentum_warmup_epochs "
             "fpn.use_fpn fpn.feature_dim fpn.fusion_method layerscale.use_layerscale layerscale.init_value "
             "rope.use_rope rope.theta predictor.dropout predictor.max_seq_len action_dim img_size",
         )

@@ -12,7 +12,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original import native_run
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
-from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS
+from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS, tracking
 from jaxtrain.systems.hjepa.original.loss_registry import create_loss_from_config
 from jaxtrain.systems.hjepa.original.mask_generators import HierarchicalMaskGenerator
 from jaxtrain.systems.hjepa.original.metrics_logger import MetricsLogger
@@ -123,21 +123,27 @@ class HJEPATrainer(TrainerSteps):
         """Create the checkpoint manager, logger, progress tracker and early stopping."""
         checkpoint, logging_ = self.config.get("checkpoint") or {}, self.config.get("logging") or {}
         self.log_frequency = logging_.get("log_frequency", 100)
+        self.warmup_epochs = training.get("warmup_epochs", 0)
+        online = training.get("online_eval") or {}
+        self.online_eval_enabled, self.online_eval_type = bool(online.get("enabled", False)), online.get("type", "knn")
+        self.online_eval_frequency, self.online_eval_k = online.get("frequency", 10), online.get("k", 20)
+        self.online_eval_max_samples = online.get("max_samples", 2000)
         self.checkpoint_manager = CheckpointManager(
             checkpoint.get("checkpoint_dir", "results/checkpoints"),
             checkpoint.get("keep_best_n", 3),
             checkpoint.get("save_frequency", 10),
-            checkpoint.get("metric_name", "val_loss"),
+            checkpoint.get("metric", checkpoint.get("metric_name", "val_loss")),
             checkpoint.get("mode", "min"),
         )
-        wandb = logging_.get("wandb") or {}
+        trackers, wandb = tracking(logging_), logging_.get("wandb")
+        wandb = wandb if isinstance(wandb, Mapping) else {}
         self.metrics_logger = MetricsLogger(
             logging_.get("experiment_name", "hjepa"),
             logging_.get("log_dir", self.checkpoint_manager.checkpoint_dir / "logs"),
             self.config,
-            wandb.get("enabled", False),
-            (logging_.get("tensorboard") or {}).get("enabled", True),
-            wandb.get("project", "h-jepa"),
+            trackers["wandb"],
+            trackers["tensorboard"],
+            trackers.get("wandb_project", "h-jepa"),
             wandb.get("entity"),
             wandb.get("tags"),
         )

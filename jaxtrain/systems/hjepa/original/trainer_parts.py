@@ -38,6 +38,10 @@ class TrainerParts:
     checkpoint_manager: Any
     metrics_logger: Any
     progress_tracker: Any
+    online_eval_enabled: bool
+    online_eval_frequency: int
+    online_eval_k: int
+    online_eval_max_samples: int
     _batch_loss: BatchLoss
 
     def _log(self, line: str) -> None:

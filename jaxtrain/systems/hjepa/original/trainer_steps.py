@@ -266,30 +266,28 @@ class TrainerSteps(TrainerParts):
         val_loader row; at most max_samples of each. Raises UserError for a model without extract_features and batches
         without labels.
         """
-        settings = self._online_settings()
-        if not settings or (epoch + 1) % settings.get("frequency", 10):
+        if not self._judges_online() or (epoch + 1) % self.online_eval_frequency:
             return {}
         from sklearn.neighbors import KNeighborsClassifier
 
-        most = settings.get("max_samples", 2000)
+        most = self.online_eval_max_samples
         (known, labels), (asked, wanted) = (self._features(x, most) for x in (self.train_loader, self.val_loader))
-        neighbours = KNeighborsClassifier(min(settings.get("k", 20), len(known)), metric="cosine").fit(known, labels)
+        neighbours = KNeighborsClassifier(min(self.online_eval_k, len(known)), metric="cosine").fit(known, labels)
         found = {"knn_accuracy": float((neighbours.predict(asked) == wanted).mean())}
         self.metrics_logger.log_metrics(found, self.global_step, "online_eval/")
         return found
 
-    def _online_settings(self) -> Mapping[str, Any]:
-        """Return the settings of training.online_eval; {} if it is off or nothing is validated.
+    def _judges_online(self) -> bool:
+        """Return True if online_eval_enabled is set and something is validated.
 
         Raises UserError for a model without features.
         """
-        settings = (self.config.get("training") or {}).get("online_eval") or {}
-        if not settings.get("enabled") or self.val_loader is None:
-            return {}
+        if not self.online_eval_enabled or self.val_loader is None:
+            return False
         model = self._with("extract_features")
         if not hasattr(model, "extract_features"):
             raise UserError(f"training.online_eval: {type(model).__name__} has no extract_features(images, level=0)")
-        return settings
+        return True
 
     @torch.no_grad()
     def _features(self, loader: Any, most: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import errno
-import io
-import logging
 import os
 import pathlib
 import re

@@ -41,9 +41,7 @@ def takes(q) -> bool:
     return q.shape[-1] in WIDTHS
 
 
-def attention(
-    q, k, v, key=None, kept=1.0, *, mask=None, lengths=None, causal=False, scale=None, interpret=False
-):
+def attention(q, k, v, key=None, kept=1.0, *, mask=None, lengths=None, causal=False, scale=None, interpret=False):
     """Compute dropout(softmax(q k^T scale)) v. q: [batch, query, head, width]; k, v: [batch, key, kv head, width]; key:
     random key, None for no dropout; kept: probability to keep a weight; mask: bool [batch or 1, head or 1, query or 1,
     key or 1], True = may attend; lengths: int [batch], number of visible keys. A query that may attend to nothing gives

@@ -1,5 +1,6 @@
 """A compiled step whose loss TorchDynamo captures: the first way in which `CompiledStep` tries to run a call."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -68,7 +69,7 @@ class Capture:
         step, weights = self.step, self.step.weights
         self.updating, self.divisor, self.trained = updating, divisor, trained
         try:
-            with weights.shown():
+            with weights.shown(), self._wait("is captured", batch, new=not self.loss.calls):
                 loss, logged = self.loss(batch)
         except weights.bridge.NotCaptured as error:
             self.refused = error
@@ -81,6 +82,17 @@ class Capture:
     def graphs(self) -> list[Any]:
         """Return the graphs captured so far."""
         return self.loss.graphs if "loss" in vars(self) else []
+
+    def wait(self, new: bool, values: Sequence[Any]) -> contextlib.AbstractContextManager:
+        """Return the context of a program's call; a new one is compiled in it, which may take long."""
+        return self._wait("is compiled", values, new and self.loss.calls > 1)  # the first call's is in its capture
+
+    def _wait(self, what: str, values: Any, new: bool) -> contextlib.AbstractContextManager:
+        if not new:
+            return contextlib.nullcontext()
+        shapes = [str(tuple(leaf.shape)) for leaf in jax.tree.leaves(values) if hasattr(leaf, "shape")]
+        more = f" and {len(shapes) - 4} more" if len(shapes) > 4 else ""
+        return self.step.waits.during(what, f"inputs of shapes {', '.join(shapes[:4]) or 'no arrays'}{more}")
 
     @property
     def programs(self) -> list[Any]:
@@ -136,6 +148,7 @@ class CapturedProgram:
         compiled = self.compiled.get(key)
         new = compiled is None
         if compiled is None:
+            step.compare_costs()
             try:
                 compiled = _Compiled(self, names, numbers.sizes, every)
             except Exception as error:
@@ -145,7 +158,7 @@ class CapturedProgram:
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)
         given = (weights.arrays, step.opt_state, step.grads, values, numbers.free, step.updates.numbers(), limit)
         try:
-            with weights.exchange.products():
+            with weights.exchange.products(), capture.wait(new, values):
                 state, (loss, outputs, norm) = compiled.run(*given, np.uint32(step.count))
         except Exception as error:
             if not new or isinstance(error, jax.errors.JaxRuntimeError):

@@ -148,9 +148,9 @@ class CompiledStep:
         if self.torch is None:
             refused = None
             try:
+                self._compares = True
                 with contextlib.suppress(self.weights.bridge.NotCaptured):
                     return self._captured(batch, update)
-                self._compares = True
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -239,7 +239,7 @@ class CompiledStep:
         program = next((way for way in ways if way.graph.host.answers([*leaves, *numbers])), None)
         if program is None:
             self._note(forms)
-            self._compare_costs()
+            self.compare_costs()
             with self.waits.during("is recorded"):
                 graph, numbers = self.record.graph(leaves, spec, modes, batch_type)
             self.weights.widen(graph.counters)
@@ -274,7 +274,7 @@ class CompiledStep:
             self.items.check()
         self.note_shapes(tuple(form for form in forms if isinstance(form[0], tuple)))
 
-    def _compare_costs(self) -> None:
+    def compare_costs(self) -> None:
         """Raise StaysInTorch if compiling has cost more than PATIENCE_STEPS steps in torch besides those that have run
         compiled, and CannotRecord for torch to run, and time, one first."""
         spent_s = self.waits.spent_s
@@ -286,8 +286,8 @@ class CompiledStep:
             )
         if spent_s > self.torch_s * (PATIENCE_STEPS + self.count):
             raise self.weights.bridge.errors.StaysInTorch(
-                f"{self.record.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in torch "
-                f"would ({self.torch_s:.2g} s each), and this batch needs another program"
+                f"{self.capture.loss.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in "
+                f"torch would ({self.torch_s:.2g} s each), and this batch needs another program"
             )
 
     def _recorded_in_vain(self) -> None:

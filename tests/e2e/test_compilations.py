@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import jaxtrain
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
 
+declare_torchvision()
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(32, 6, generator=DRAW), torch.randint(0, 3, (32,), generator=DRAW)
 STEPS = ("_update", "_accumulate", "run", "_forward", "<lambda>")  # the functions that hold a step, or a part of one

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+
+declare_torchvision()
 lightning = pytest.importorskip("lightning.pytorch")
 
 import jaxtrain.lightning as ours  # noqa: E402

@@ -76,6 +76,9 @@ LONG = {
 }
 
 ELSEWHERE = {
+    "tests/e2e/test_failing_files.py::test_every_call_that_fails_is_one_sentence": [
+        "python -m tests.failing_files run",
+    ],
     "tests/e2e/test_lora.py::test_a_run_from_a_yaml_exports_both_folders": [
         "jaxtrain export --run DIR --format peft adapter",
     ],

@@ -106,7 +106,7 @@ class LossGraph:
         """Return the int64 buffers that the graph may let grow beyond 32 bits. names: of weights, by position."""
         program, mutated = self.captured.program, self.captured.mutated
         places = {program.inputs[i].name: name for i, name in names.items() if name is not None}
-        written = {program.outputs[n]: names[i] for n, i in enumerate(mutated) if names[i] is not None}
+        written = {program.outputs[n]: name for n, i in enumerate(mutated) if (name := names[i]) is not None}
         return outgrowing(program.module.graph, places, written)
 
 

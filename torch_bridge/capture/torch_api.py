@@ -153,7 +153,12 @@ def whole(
 
 def _weakly(method: Any) -> Callable:
     weak = weakref.WeakMethod(method)
-    return lambda *arguments: weak()(*arguments)
+
+    def call(*arguments: Any) -> Any:
+        held: Any = weak()
+        return held(*arguments)
+
+    return call
 
 
 def _line(guard: Any) -> str:

@@ -14,12 +14,16 @@ from jaxtrain.compiled_step.step_program import update
 from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
+FIRST_TORCH = (2, 13)  # as torch_bridge.capture.torch_api has it
 MOST_SHORT = 2  # captures in a row that serve a single call each
 
 
 def why_not(step: Any) -> str:
     """Return why Dynamo is not asked for a step's loss; "" if it is."""
     weights = step.weights
+    major, minor = map(int, weights.bridge.torch.__version__.split(".")[:2])
+    if (major, minor) < FIRST_TORCH:
+        return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"
     if weights.replicas.wrappers:
         return "DistributedDataParallel exchanges buffers and gradients between processes"
     if step.precision.compute != step.precision.params:

@@ -222,7 +222,8 @@ def unguarded_line(symbolic: bool) -> str:
 
 
 def _is_users_file(file: str) -> bool:
-    return not any(part in file for part in (sysconfig.get_path("stdlib"), "site-packages", "torch_bridge"))
+    others = (sysconfig.get_path("stdlib"), "site-packages", "torch_bridge", "<frozen ", "<eval_with_key>")
+    return not any(part in file for part in others)
 
 
 def user_classes() -> set[type]:

@@ -262,6 +262,11 @@ def by_xla(x, weight, stride, pads, gaps, dilation, groups):
     return jax.lax.conv_general_dilated(x, weight, stride, pads, gaps, dilation, feature_group_count=groups)
 
 
+def clock(wall: bool) -> Callable[[], float]:
+    """Return the clock on the wall, or the process's own."""
+    return time.perf_counter if wall else time.process_time
+
+
 def milliseconds(function: Callable[[], Any], clock: Callable[[], float], budget_s: float) -> float:
     """Return the least time of a call, of those that the budget allows and three at least."""
     function()
@@ -273,19 +278,19 @@ def milliseconds(function: Callable[[], Any], clock: Callable[[], float], budget
     return 1e3 * best
 
 
-def measure(shape: Shape, args: Any) -> dict[str, Any]:
+def measure(shape: Shape, arguments: Any) -> dict[str, Any]:
     case = Case(shape)
-    timed = lambda function: milliseconds(function, args.clock, args.budget)
+    timed = lambda function: milliseconds(function, clock(arguments.wall), arguments.budget)
     sides = {"xla": case.compiled(by_xla), "ours": case.compiled(correlate), "torch": case.torch}
     for ours, theirs in zip(sides["ours"](), case.torch(), strict=True):
         scale = float(theirs.abs().max()) + 1e-30
         error = float(np.abs(np.asarray(ours) - theirs.numpy()).max()) / scale
         assert error < 2e-5, f"{shape}: {error:.1e} of the largest value off torch's"
-    rounds = [{name: timed(run) for name, run in sides.items()} for _ in range(args.rounds)]
+    rounds = [{name: timed(run) for name, run in sides.items()} for _ in range(arguments.rounds)]
     ratios = [times["ours"] / times["torch"] for times in rounds]
     found = {name: statistics.median(times[name] for times in rounds) for name in sides}
     found |= {"shape": str(shape), "ratio": statistics.median(ratios), "spread": [min(ratios), max(ratios)]}
-    if args.forms:
+    if arguments.forms:
         found["forms"] = case.form_times(timed)
     return found
 
@@ -321,7 +326,7 @@ def resnet18() -> torch.nn.Module:
     return torch.nn.Sequential(*first, torch.nn.MaxPool2d(3, 2, 1), *blocks, *last)
 
 
-def measure_step(pixels: int, batch: int, args: Any) -> dict[str, Any]:
+def measure_step(pixels: int, batch: int, arguments: Any) -> dict[str, Any]:
     """Return milliseconds of a step of resnet18 with SGD: forward, backward, update."""
     import jaxtrain
 
@@ -348,8 +353,8 @@ def measure_step(pixels: int, batch: int, args: Any) -> dict[str, Any]:
     apart = abs(ours() - eager())
     assert apart < 1e-4, f"the first losses are {apart:.1e} apart"
     ours()  # the second call may compile once more
-    timed = lambda function: milliseconds(function, args.clock, args.budget)
-    rounds = [(timed(ours), timed(eager)) for _ in range(args.rounds)]
+    timed = lambda function: milliseconds(function, clock(arguments.wall), arguments.budget)
+    rounds = [(timed(ours), timed(eager)) for _ in range(arguments.rounds)]
     ratios = [mine / theirs for mine, theirs in rounds]
     names = {"ours": statistics.median(mine for mine, _ in rounds), "torch": statistics.median(t for _, t in rounds)}
     return names | {"ratio": statistics.median(ratios), "spread": [min(ratios), max(ratios)]}
@@ -364,20 +369,19 @@ def main() -> None:
     p.add_argument("--budget", type=float, default=0.1, help="seconds for a side in a round")
     p.add_argument("--wall", action="store_true", help="time by the clock, on quiet cores")
     p.add_argument("--forms", action="store_true", help="time every form too")
-    args = p.parse_args()
-    args.clock = time.perf_counter if args.wall else time.process_time
+    arguments = p.parse_args()
     torch.set_num_threads(1)
     host_memory.keep()
-    if args.step:
-        pixels, batch = args.step
-        row = measure_step(pixels, batch, args)
+    if arguments.step:
+        pixels, batch = arguments.step
+        row = measure_step(pixels, batch, arguments)
         print(f"resnet18, {pixels} pixels, batch {batch}: ours {row['ours']:.1f}, torch {row['torch']:.1f} ms;", end="")
         print(f" ratio {row['ratio']:.2f} ({row['spread'][0]:.2f} to {row['spread'][1]:.2f})")
-        save(row, args.json)
+        save(row, arguments.json)
         return
     found = []
-    for shape in [shape for shape in shapes() if args.only in str(shape)][:: args.every]:
-        row = measure(shape, args)
+    for shape in [shape for shape in shapes() if arguments.only in str(shape)][:: arguments.every]:
+        row = measure(shape, arguments)
         found.append(row)
         low, high = row["spread"]
         print(
@@ -392,7 +396,7 @@ def main() -> None:
     asis = math.exp(statistics.mean(math.log(row["xla"] / row["torch"]) for row in found))
     print(f"{len(found)} shapes: geometric mean {mean:.2f} of torch (XLA as it is {asis:.2f}), worst", end=" ")
     print(f"{worst['ratio']:.2f} ({worst['shape']}), above 2: {sum(ratio > 2 for ratio in ratios)}")
-    save(found, args.json)
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -68,11 +68,11 @@ def main() -> None:
     p = parser(__doc__)
     p.add_argument("--layers", default="4", help="of the BERT (default: 4)")
     p.add_argument("--rounds", type=int, default=3, help="processes per figure (default: 3); medians are shown")
-    args = p.parse_args()
+    arguments = p.parse_args()
     with tempfile.TemporaryDirectory() as cache:
-        cold = figures(FIRST, cache, args.layers)
-        warm = [figures(FIRST, cache, args.layers) for _ in range(args.rounds)]
-        calls = [figures(CALLS, cache) for _ in range(args.rounds)]
+        cold = figures(FIRST, cache, arguments.layers)
+        warm = [figures(FIRST, cache, arguments.layers) for _ in range(arguments.rounds)]
+        calls = [figures(CALLS, cache) for _ in range(arguments.rounds)]
     found = {
         "first_call_cold_cpu_s": cold["first_call_cpu_s"],
         "first_call_warm_cpu_s": statistics.median(one["first_call_cpu_s"] for one in warm),
@@ -80,7 +80,7 @@ def main() -> None:
     }
     for name, value in found.items():
         print(f"{name:24s} {value:8.3f}")
-    save(found, args.json)
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

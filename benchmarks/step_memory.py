@@ -57,9 +57,9 @@ def measure(side: str) -> tuple[float, float]:
 def main() -> None:
     p = parser(__doc__)
     p.add_argument("--side", choices=("torch", "jaxtrain"), help="measure one side in this process")
-    args = p.parse_args()
-    if args.side:
-        print(*measure(args.side))
+    arguments = p.parse_args()
+    if arguments.side:
+        print(*measure(arguments.side))
         return
     found = {}
     for name in ("torch", "jaxtrain"):
@@ -68,7 +68,7 @@ def main() -> None:
         found[name] = peak
         print(f"{name}: {peak:.0f} MB more at the peak, {after:.0f} MB after {STEPS} steps")
     print(f"ratio of the peaks: {found['jaxtrain'] / found['torch']:.2f}")
-    save(found, args.json)
+    save(found, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Compare backends of torch.compile in a training loop: jaxtrain, inductor and eager torch.
-
-    python -m benchmarks.torch_backend --json results.json [--models bert resnet] [--threads 1]
+"""Compare backends of torch.compile in a training loop: `python -m benchmarks.torch_backend --models bert resnet`.
 
 Each backend trains the same model on the same batches, in a process of its own, with one thread pinned to one core
 (inductor needs a C++ compiler). Reported: the first step and the median of the later ones, in seconds of CPU time and
@@ -10,11 +8,12 @@ of the clock; `ratio` is inductor's median divided by jaxtrain's: above 1, jaxtr
 import argparse
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
+
+from benchmarks import parser, save
 
 ENGINES = ("eager", "inductor", "jaxtrain")
 
@@ -130,19 +129,18 @@ def in_process(name: str, engine: str, threads: int, seconds: float) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="time of the steady state, for each measurement")
-    parser.add_argument("--json", type=pathlib.Path, help="file to write")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(*options.measure, options.threads, options.seconds)))
+    command = parser(__doc__)
+    command.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument("--seconds", type=float, default=5.0, help="time of the steady state, for each measurement")
+    command.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = command.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(*arguments.measure, arguments.threads, arguments.seconds)))
         return
     table: dict[str, dict] = {}
-    for name in options.models:
-        row: dict = {engine: in_process(name, engine, options.threads, options.seconds) for engine in ENGINES}
+    for name in arguments.models:
+        row: dict = {engine: in_process(name, engine, arguments.threads, arguments.seconds) for engine in ENGINES}
         row["ratio"] = row["inductor"]["step_cpu_s"] / row["jaxtrain"]["step_cpu_s"]
         row["ratio_to_eager"] = row["eager"]["step_cpu_s"] / row["jaxtrain"]["step_cpu_s"]
         far = zip(row["eager"]["losses"], row["jaxtrain"]["losses"], strict=True)
@@ -150,8 +148,7 @@ def main() -> None:
         table[name] = row
         steps = ", ".join(f"{engine} {row[engine]['step_cpu_s'] * 1e3:.1f} ms" for engine in ENGINES)
         print(f"{name:8s} {steps}; inductor/jaxtrain {row['ratio']:.2f}, losses differ by {row['loss_difference']:.1e}")
-    if options.json:
-        options.json.write_text(json.dumps(table, indent=1))
+    save(table, arguments.json)
 
 
 if __name__ == "__main__":

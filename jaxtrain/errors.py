@@ -103,6 +103,6 @@ def at(path: str | os.PathLike) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:  # else its text is its own
             error.filename = os.fspath(path)
         raise

@@ -39,6 +39,7 @@ TORCH_PACKAGES = {
     "loose_parameters",
     "step_record",
     "forward_record",
+    "random_state",
     "record_constants",
     "torch_step",
     "training",
@@ -68,7 +69,12 @@ def _may_import_torch(module: str) -> bool:
 
 
 def test_the_core_settings_import_nothing_beyond_pydantic(imports):
-    assert imports.find_modules_directly_imported_by("jaxtrain.config") <= {"pathlib", "typing", "pydantic"}
+    assert imports.find_modules_directly_imported_by("jaxtrain.config") <= {
+        "pathlib",
+        "typing",
+        "pydantic",
+        "jaxtrain.config_mistakes",
+    }
 
 
 def test_every_module_stands_in_a_layer(imports):

@@ -1,4 +1,4 @@
-"""What `step.eval()` returns: the user's module in evaluation mode, computed by a compiled forward pass."""
+"""The module that `step.eval()` returns: the user's in evaluation mode, computed by a compiled forward pass."""
 
 import copy
 from collections.abc import Callable

@@ -32,7 +32,7 @@ log = logging.getLogger("torch_bridge.capture.backend")
 
 
 class Halves:
-    """What the forward and backward graphs of one capture share. in_torch: both must run in torch."""
+    """State that the forward and backward graphs of one capture share. in_torch: both must run in torch."""
 
     def __init__(self) -> None:
         self.in_torch = False

@@ -12,7 +12,7 @@ _SHAPED_BY_SCALARS = ("aten.arange.", "aten.range.")
 
 
 class HostArithmetic:
-    """What a graph computes of numbers alone. Afterwards the results are placeholders at the end of its inputs.
+    """Arithmetic of a graph on numbers alone. Afterwards the results are placeholders at the end of its inputs.
 
     Dynamo passes a float that changes between calls as a float64 tensor without axes, of which the graph takes item().
     numbers: positions of the inputs that are numbers. is_size: for each of them, whether it is a size, an axis or

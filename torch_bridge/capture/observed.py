@@ -1,4 +1,4 @@
-"""What a graph's operators give while a program is traced: dtypes and shapes as torch has traced them, or a refusal.
+"""Compare what operators give while a program is traced with dtypes and shapes as torch has traced them, or refuse.
 
 Where torch raises for some values (an index out of bounds, an assertion, integers divided by zero), the program also
 computes whether it would: XLA itself goes on with other numbers.

@@ -182,7 +182,7 @@ def lost_writes() -> str:
     Call it while the graph is compiled."""
     output = InstructionTranslator.current_tx().output
     for variable in _written(output):
-        value = None if variable.source is None else _value_of(variable.source.name, output)
+        value = None if variable.source is None else _value_of(variable.source, output)
         if isinstance(variable, DequeVariable) and variable.source and getattr(value, "maxlen", 0) is not None:
             return "a deque with maxlen"  # taken for one without: an append to a full one drops nothing
         if isinstance(value, collections.OrderedDict):
@@ -201,7 +201,7 @@ def stale() -> str:
             return f"sets an attribute of the class {variable.value.__name__}"
     for guard in output.guards:
         if guard.name.endswith(".__wrapped__"):  # it would be called each time, with its effects
-            function = _value_of(guard.name, output)
+            function = _value_of(guard.originating_source, output)
             if isinstance(function, types.FunctionType) and "site-packages" not in function.__code__.co_filename:
                 return f"calls {function.__name__}, whose results functools.cache keeps"
     return ""
@@ -231,7 +231,7 @@ def user_classes() -> set[type]:
     packages and of Python itself. Call it while its graph is compiled."""
     output = InstructionTranslator.current_tx().output
     guards = [guard for guard in output.guards if guard.create_fn_name() in ("TYPE_MATCH", "CLASS_MATCH", "ID_MATCH")]
-    values = [_value_of(guard.name, output) for guard in guards]
+    values = [_value_of(guard.originating_source, output) for guard in guards]
     kinds = {value if isinstance(value, type) else type(value) for value in values}
     return {base for kind in kinds for base in kind.__mro__ if _is_users(base)}
 
@@ -253,9 +253,9 @@ def _written(output: Any) -> list[Any]:
     return [variable for variable in effects.id_to_variable.values() if effects.is_modified(variable)]
 
 
-def _value_of(name: str, output: Any) -> Any:
+def _value_of(source: Any, output: Any) -> Any:
     try:
-        return eval(name, {"L": output.local_scope, "G": output.global_scope})
+        return source.get_value({"G": output.global_scope, "L": output.local_scope}, {}, {})
     except Exception:  # an object that only Dynamo's own names lead to
         return None
 

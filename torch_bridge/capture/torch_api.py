@@ -13,6 +13,7 @@ import linecache
 import sys
 import sysconfig
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -132,6 +133,7 @@ def whole(
     Dynamo calls for the graph. failed: gets the reason whenever the guards of a graph do not hold for a call. guarded:
     gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
     """
+    _ignore_advice()
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
     copied = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     backend, failed, guarded = map(_weakly, (backend, failed, guarded))
@@ -149,6 +151,12 @@ def whole(
             return captured(*args)
 
     return call
+
+
+@functools.cache
+def _ignore_advice() -> None:
+    """Ignore what Dynamo advises about code that it does not capture: a compiled step tells it with the user's line."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
 
 
 def _weakly(method: Any) -> Callable:

@@ -313,7 +313,7 @@ class TrainerSteps(TrainerParts):
 
     def _train_on_host(self) -> dict[str, Any]:
         """Run all epochs from current_epoch on; return train_history, val_history, best_val_loss."""
-        self._online_settings()  # report a mistake before the first epoch
+        self._judges_online()  # report a mistake before the first epoch
         history: dict[str, Any] = {"train_history": [], "val_history": []}
         for epoch in range(self.current_epoch, self.epochs):
             self.current_epoch = epoch

@@ -15,6 +15,7 @@ from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
 FIRST_TORCH = (2, 13)  # as torch_bridge.capture.torch_api has it
+ARRAYS = {"torch", "numpy", "jax", "jaxlib"}  # packages whose objects may be asked for a shape
 MOST_SHORT = 2  # captures in a row that serve a single call each
 
 
@@ -94,7 +95,8 @@ class Capture:
     def _wait(self, what: str, values: Any, new: bool) -> contextlib.AbstractContextManager:
         if not new:
             return contextlib.nullcontext()
-        shapes = [str(tuple(leaf.shape)) for leaf in jax.tree.leaves(values) if hasattr(leaf, "shape")]
+        leaves = [leaf for leaf in jax.tree.leaves(values) if type(leaf).__module__.partition(".")[0] in ARRAYS]
+        shapes = [str(tuple(leaf.shape)) for leaf in leaves if hasattr(leaf, "shape")]
         more = f" and {len(shapes) - 4} more" if len(shapes) > 4 else ""
         return self.step.waits.during(what, f"inputs of shapes {', '.join(shapes[:4]) or 'no arrays'}{more}")
 

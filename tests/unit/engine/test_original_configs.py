@@ -53,11 +53,11 @@ def test_an_originals_file_becomes_the_settings_that_do_the_same(name, write):
 
 
 def test_what_nothing_reads_is_named_and_the_printed_config_loads(write, tmp_path, capsys):
-    path = write({"learning_rate": 1e-3, "fmri_weight": 1.0, "pin_memory": True, "fish": 1, "data": {"shark": [2]}})
+    path = write({"learning_rate": 1e-3, "fmri_weight": 1.0, "pin_memory": True, "fish": 1, "sea": {"shark": [2]}})
     assert run.main(["--config", str(path), "--print-config", "optim.lr=0.5"]) == 0
     printed = capsys.readouterr().out
     assert "# fish: not translated" in printed
-    assert "# data.shark: not translated" in printed
+    assert "# sea.shark: not translated" in printed
     assert "# pin_memory: needs no counterpart" in printed
     (tmp_path / "new.yaml").write_text(printed)
     assert config_io.load(tmp_path / "new.yaml")[1].optim.lr == 0.5

@@ -56,9 +56,9 @@ class Trainer(HostLoop):
     it receives the trained weights; None creates one. changes: sections of this project's config that override it.
 
     Attributes, always current: model, optimizer, scheduler (lr_scheduler), global_step, epoch, best_loss,
-    patience_counter, should_stop, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader), tokenizer,
-    device, config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model and final_model, and
-    a run folder of this project. Raises UserError, a ValueError, for settings out of range.
+    patience_counter, should_stop, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader),
+    tokenizer, device, config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model
+    and final_model, and a run folder of this project. Raises UserError, a ValueError, for settings out of range.
     """
 
     def __init__(self, config: Config, model: torch.nn.Module | None = None, **changes: Any):

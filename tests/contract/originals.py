@@ -108,6 +108,8 @@ def same(text: str, value: Any) -> bool:
         return True
     if type(value).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":  # of a dataclass; the factory gives the section's default
         return True
+    if isinstance(value, tuple):  # for a list, which all calls would share
+        value = list(value) if text.startswith("[") else value
     return value == (CONSTANTS[text] if text in CONSTANTS else ast.literal_eval(text))
 
 

@@ -103,6 +103,7 @@ class Trainer:
         self.logging_steps = logging_steps
         self.best_metric_value = float("-inf") if early_stopping_mode == "max" else float("inf")
         self.patience_counter = self.global_step = self.current_epoch = 0
+        self.training_history: list[Scores] = []  # the metrics of every epoch
         self._current: StepOrTorch | None = None
         self._options: tuple = ()
         self._watch()
@@ -255,6 +256,7 @@ class Trainer:
                 self.scheduler.step()
             found |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
             found["epoch_time"] = time.time() - started
+            self.training_history.append(dict(found))
             self.log_metrics(found, epoch)
             print(self.epoch_summary(found), flush=True)
             epochs = epoch + 1

@@ -58,6 +58,7 @@ class SherlockDataset(ScanSource, Dataset):
         self.subjects, self.apply_hrf, self.max_trs, self.preprocess = subjects, apply_hrf, max_trs, preprocess
         self.cache_dir = pathlib.Path(cache_dir or self.data_dir / "cache")
         shared = options.pop("shared_data", None)
+        self._shares = shared is not None
         if shared is not None:
             recording = shared.recording if isinstance(shared, DataDict) else _of_arrays(shared, "shared_data")
         else:
@@ -137,6 +138,11 @@ class SherlockDataset(ScanSource, Dataset):
     def get_data_dict(self) -> "DataDict":
         """Return the data of all volumes, which other splits can share by passing it as `shared_data`."""
         return DataDict(self.shared)
+
+    @property
+    def shared_data(self) -> "DataDict | None":
+        """Return the data that the constructor's `shared_data` gave; None if this dataset has read its files."""
+        return self.get_data_dict() if self._shares else None
 
     def get_batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         return torch.utils.data.default_collate([self[int(i)] for i in indices])

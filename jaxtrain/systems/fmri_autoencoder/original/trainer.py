@@ -108,6 +108,8 @@ class Trainer:
         self._refresh()
         self._model, self._compiled = model, None
 
+    model_module = property(lambda self: engine_run.unwrapped(self.model), doc="The module without DDP's wrapper.")
+
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the optimizer, with the newest moments and rates."""

@@ -35,6 +35,7 @@ class HostLoop:
     epoch: int
     best_loss: float
     patience_counter: int
+    should_stop: bool  # early stopping has ended the run
     total_steps: int
 
     def __init__(self) -> None:
@@ -167,11 +168,11 @@ class HostLoop:
         self.log_metrics({"eval/loss": loss}, self.global_step)
         print(f"Step {self.global_step}: eval_loss = {loss:.4f}", flush=True)
         best = loss < self.best_loss
-        stop = self.check_early_stopping(loss)
+        self.should_stop = self.check_early_stopping(loss)
         if best and self.config.training.save_best_model:
             self.save_checkpoint(self.output_dir / "best_model", loss)
             self.save_checkpoint(loss=loss)
-        return stop
+        return self.should_stop
 
     def check_early_stopping(self, eval_loss: float) -> bool:
         """Update best_loss and patience_counter with an evaluation; return True if the run should stop."""

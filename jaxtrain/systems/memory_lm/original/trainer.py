@@ -56,9 +56,9 @@ class Trainer(HostLoop):
     it receives the trained weights; None creates one. changes: sections of this project's config that override it.
 
     Attributes, always current: model, optimizer, scheduler (lr_scheduler), global_step, epoch, best_loss,
-    patience_counter, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader), tokenizer, device,
-    config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model and final_model, and
-    a run folder of this project. Raises UserError, a ValueError, for settings out of range.
+    patience_counter, should_stop, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader),
+    tokenizer, device, config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model
+    and final_model, and a run folder of this project. Raises UserError, a ValueError, for settings out of range.
     """
 
     def __init__(self, config: Config, model: torch.nn.Module | None = None, **changes: Any):
@@ -76,7 +76,7 @@ class Trainer(HostLoop):
         self.settings = checked(on_present_devices(config), **changes)
         self.output_dir, self._claimed = pathlib.Path(self.settings.run.dir).expanduser(), False
         self.global_step = self.epoch = self.patience_counter = 0
-        self.best_loss = math.inf
+        self.best_loss, self.should_stop = math.inf, False
         if self._resume == "auto" and config.training.resume_from_checkpoint is not None:
             vars(self).update(run_folders.counters(config.training.resume_from_checkpoint))
         self._newest: Mapping[str, Any] | None = None  # the engine's metrics of the last update
@@ -208,6 +208,7 @@ class Trainer(HostLoop):
 
     # --- aliases: other trainers' names ----------------------------------------------------------------------------
 
+    train_config = property(lambda self: self.config.training)
     current_epoch = property(lambda self: self.epoch)
     best_val_loss = property(lambda self: self.best_loss)
     epochs_without_improvement = property(lambda self: self.patience_counter)
@@ -363,7 +364,8 @@ class Follower:
             return  # the engine's extra evaluation at the end of a run
         trainer._best_step = step if loss < trainer.best_loss else trainer._best_step
         print(f"Step {step}: eval_loss = {loss:.4f}", flush=True)
-        if trainer.check_early_stopping(loss):
+        trainer.should_stop = trainer.check_early_stopping(loss)
+        if trainer.should_stop:
             engine.run.stop()
 
     def on_train_end(self, engine: Any) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,14 @@ MOST_SHORT = 2  # captures in a row that serve a single call each
 
 
 def why_not(step: Any) -> str:
-    """Return why Dynamo is not asked for a step's loss; "" if it is."""
+    """Return why Dynamo is not asked for a step's loss; "" if it is.
+
+    It is asked only on request: it loses the user's backward pass of an autograd.Function that is differentiated twice,
+    and counts a checkpointed BatchNorm's batches once where torch counts them twice (docs/own_loop.md).
+    """
     weights = step.weights
+    if os.environ.get("JAXTRAIN_CAPTURE", "record") != "dynamo":
+        return "JAXTRAIN_CAPTURE=dynamo is not set"
     major, minor = map(int, weights.bridge.torch.__version__.split(".")[:2])
     if (major, minor) < FIRST_TORCH:
         return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"

@@ -286,7 +286,7 @@ class CompiledStep:
             )
         if spent_s > self.torch_s * (PATIENCE_STEPS + self.count):
             raise self.weights.bridge.errors.StaysInTorch(
-                f"{self.capture.loss.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in "
+                f"{self.record.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in "
                 f"torch would ({self.torch_s:.2g} s each), and this batch needs another program"
             )
 

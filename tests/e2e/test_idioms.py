@@ -17,7 +17,7 @@ LOOSE = {"autocast_region": 2e-2, "timm_resnet": 2e-3}  # relative; bfloat16, an
 LOSSES_ONLY = {"hf_bert", "timm_vit", "transformer_encoder"}
 NEEDS = {"hf_bert": "transformers", "hf_gpt2": "transformers", "hf_t5": "transformers", "timm_vit": "timm"}
 NEEDS |= {"timm_resnet": "timm", "torchmetrics_in_loss": "torchmetrics", "scipy_assignment": "scipy"}
-SLOW = {"hf_t5", "timm_vit", "timm_resnet", "lstm_tagger", "hf_bert", "hf_gpt2"}
+FAST = {"attribute_beta", "gan", "text_in_batch", "branch_on_number"}  # among the tests of a change
 IN_TORCH = {  # name -> why it is not one program
     "tensors_appended": "a list grows at each call",
     "deque_of_losses": "Dynamo does not follow a deque with maxlen",
@@ -38,6 +38,12 @@ PROGRAMS = {  # name -> how many programs it needs, where that is more than one:
     "lookup_by_number": 4,
     "short_last_batch": 4,  # the first size once more, when sizes have become symbolic
 }
+
+
+@pytest.fixture(autouse=True)
+def dynamo(monkeypatch):
+    """Let TorchDynamo capture the losses."""
+    monkeypatch.setenv("JAXTRAIN_CAPTURE", "dynamo")
 
 
 class Compilations(logging.Handler):
@@ -122,7 +128,7 @@ def watched(caplog):
         logger.removeHandler(handler)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in CASES])
 def test_an_idiom_trains_as_in_torch_and_is_one_program_unless_listed(name, watched):
     if importlib.util.find_spec(NEEDS.get(name, "torch")) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")

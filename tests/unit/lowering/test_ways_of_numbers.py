@@ -1,6 +1,7 @@
 """Python branches on a number that changes from call to call: each way through the code is one program."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 import jaxtrain
 
 CALLS = 40
-WAYS = {  # with the most programs: one while the number is a constant, and one per way
+WAYS = {  # with the number of records: one while the number is a constant, and one per way
     "branch": (lambda n: 2.0 if n > 15 else 1.0, 3),
     "a third as a float": (lambda n: 2.0 if n / 3 > 5 else n * 0.1, 3),
     "range": (lambda n: 1.0 + sum(0.5 for _ in range(n // 20)), 3),
@@ -45,18 +46,20 @@ def train(compute, where, calls=CALLS):
 
 @pytest.mark.parametrize("where", ["attribute", "closure", "batch"])
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_through_a_loss_is_one_program(way, where):
-    compute, most = WAYS[way]
+def test_each_way_through_a_loss_is_one_record(way, where):
+    compute, records = WAYS[way]
     step, difference = train(compute, where)
-    assert len(step.programs) <= most
+    assert sum(map(len, step.record._graphs.values())) == records
     assert step.torch is None
     assert difference < 1e-6
 
 
 @pytest.mark.parametrize("where", ["attribute", "batch"])
-def test_a_number_that_is_taken_as_an_int_is_not_compiled_at_each_call(where):
-    step, difference = train(int, where, calls=14)
-    assert len(step.programs) <= 9
+def test_more_than_eight_ways_are_told_and_left_to_torch(where, caplog):
+    with caplog.at_level(logging.WARNING):
+        step, difference = train(int, where, calls=14)
+    assert step.torch is not None
+    assert any("have asked for 8 programs" in record.getMessage() for record in caplog.records)
     assert difference < 1e-6
 
 

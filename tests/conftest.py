@@ -25,6 +25,14 @@ def _compile_cache():
     compile_cache.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_lines_of_long_waits():
+    """A busy machine would add them to what a test expects to be told."""
+    from jaxtrain.runtime import waits
+
+    waits.LONG_S = 600.0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs_end_with_their_file():
     yield

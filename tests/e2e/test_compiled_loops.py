@@ -94,7 +94,7 @@ def test_a_value_that_python_branches_on_too_often_is_refused_by_name():
         state["level"] = level
         step(batches()[0])
     state["level"] = 9
-    with pytest.raises(UserError, match=r"Python branches on state\['level'\], which has asked for 8 programs"):
+    with pytest.raises(UserError, match=r"Python branches on state\['level'\], whose values have asked for 8 programs"):
         step(batches()[0])
 
 

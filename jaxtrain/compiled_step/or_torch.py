@@ -1,7 +1,7 @@
 """A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jaxtrain import compiled_step
 from jaxtrain.errors import LateEdit, UserError
@@ -26,7 +26,7 @@ class StepOrTorch:
         scheduler: Any = None,
         *,
         clip_norm: float | None = None,
-        precision: str = "fp32",
+        precision: Literal["fp32", "bf16"] = "fp32",
         say: Callable[[str], None],
         called: Sequence[Any] = (),
         scaler: Any = None,

@@ -43,7 +43,8 @@ class AtenProgram:
         self.host = HostArithmetic(module)
         self.module = module
         self.inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.outputs = list(output_of(module).args[0])
+        results: Any = output_of(module).args[0]
+        self.outputs = list(results)
         is_tensor = lambda node: isinstance(node.meta.get("val"), torch.Tensor)
         self.tensors = [i for i, node in enumerate(self.inputs) if is_tensor(node) and self._is_read(node)]
         places = {node: place for place, node in enumerate(self.inputs)}

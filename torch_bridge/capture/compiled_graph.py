@@ -196,9 +196,8 @@ class _Program:
     def _traced(self, arrays: list, free: tuple, seed: jax.Array) -> tuple[list, Any]:
         observed = Observed(self._program.module, self._symbols, indices=self._kind != "backward")
         call = Call(Rngs(jax.random.key(seed)), observe=observed)
-        arrays = [
-            a if o is None else jnp.transpose(a, np.argsort(o)) for a, o in zip(arrays, self._orders, strict=True)
-        ]
+        pairs = zip(arrays, self._orders, strict=True)
+        arrays = [a if o is None else jnp.transpose(a, np.argsort(o).tolist()) for a, o in pairs]
         for node, array in zip(self._program.read(), arrays, strict=True):
             observed.see(node, array)
         results = self._program.run(arrays, Numbers(self._sizes, free), call)

@@ -67,7 +67,9 @@ def joint_graph(
             leaves = [inputs[place] for place in differentiable]
             with torch.fx.traceback.preserve_node_meta():  # the user's lines
                 outputs = list(torch.fx.Interpreter(gm).run(*inputs))
-            grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True)) if leaves else []
+            grads: list[Any] = []
+            if leaves:
+                grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True))
             for number, place in enumerate(differentiable):
                 grads[number] = _hooked(example_inputs[place], grads[number])
         seen["gradients"] = [place for place, grad in zip(differentiable, grads, strict=True) if grad is not None]
@@ -86,10 +88,10 @@ def joint_graph(
     return Captured(AtenProgram(graph), tuple(mutated), tuple(seen["outputs"]), tuple(seen["gradients"]))
 
 
-def _hooked(leaf: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor | None:
+def _hooked(leaf: torch.Tensor, grad: Any) -> Any:
     """Run the hooks of a leaf, which the fresh leaf in the traced step does not have, on its gradient."""
     for hook in (leaf._backward_hooks or {}).values() if grad is not None else ():
-        changed = hook(grad)
+        changed: Any = hook(grad)
         grad = grad if changed is None else changed
     return grad
 

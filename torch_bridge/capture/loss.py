@@ -54,7 +54,7 @@ def a_logged_value(value: torch.Tensor) -> torch.Tensor:
 
 def _call(loss_fn: Callable, arguments: tuple, batch: Any) -> tuple:
     """Return the loss and the values to log; this is what Dynamo captures."""
-    found = loss_fn(*arguments, batch)
+    found: Any = loss_fn(*arguments, batch)
     if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[1], Mapping):
         logged = {}
         for name, value in found[1].items():

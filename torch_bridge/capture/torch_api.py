@@ -48,9 +48,10 @@ def functional_graph(
     function raises on fake tensors, RuntimeError if it changes the shape of an input.
     """
     with torch.no_grad():
-        graph, meta, *_ = aot._aot_export_function(
+        exported: Any = aot._aot_export_function(
             function, tuple(inputs), decompositions=decompositions, trace_joint=False
         )
+    graph, meta, *_ = exported
     return graph, [place for place, info in enumerate(meta.input_info) if info.mutates_data]
 
 

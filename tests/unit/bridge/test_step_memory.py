@@ -72,7 +72,7 @@ def test_two_programs_share_one_copy_of_a_table():
     before = {id(array) for array in jax.live_arrays()}
     step, _ = steps(torch.nn.Linear(16, 4), loss, [torch.arange(8), torch.arange(9)])
     new = [array for array in jax.live_arrays() if id(array) not in before and array.nbytes >= 1 << 20]
-    assert len(new) == 1
+    assert len({array.unsafe_buffer_pointer() for array in new}) == 1  # two arrays may show one memory
     assert step.count == 2
 
 

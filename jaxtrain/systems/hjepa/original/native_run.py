@@ -20,6 +20,7 @@ from jaxtrain.systems.hjepa.config import DATASETS, LossConfig
 from jaxtrain.systems.hjepa.original import legacy_config
 from jaxtrain.systems.hjepa.original.combined_losses import CombinedLoss, HJEPASIGRegLoss
 from jaxtrain.systems.hjepa.original.datasets import Images
+from jaxtrain.systems.hjepa.original.encoders import TargetEncoder
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
 from jaxtrain.systems.hjepa.original.loss_registry import build_loss
@@ -87,6 +88,7 @@ def _structure(module: nn.Module) -> list[tuple]:
             key: value
             for key, value in vars(inner).items()
             if not key.startswith(("_", "ema_", "use_flash")) and key not in ("training", "section")
+            and not (type(inner) is TargetEncoder and key.startswith("momentum"))  # of its average, which the run sets
         }
         found.append((name, type(inner), plain))
     return found

@@ -16,7 +16,7 @@ from benchmarks import parser, save
 
 FIRST = """
 import json, sys, time
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 declare_torchvision()
 import torch, transformers
 import jaxtrain

@@ -76,7 +76,7 @@ def measure(name: str, engine: str, threads: int, seconds: float) -> dict:
     """Train in this process; return the times of its steps and its losses."""
     import torch
 
-    from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+    from torch_bridge.torchvision_operators import declare_torchvision
 
     declare_torchvision()
     torch.set_num_threads(threads)

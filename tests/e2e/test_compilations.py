@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import jaxtrain
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 DRAW = torch.Generator().manual_seed(0)

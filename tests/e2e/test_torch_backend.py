@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxtrain.systems.torch_module.torch_examples import declare_torchvision
+from torch_bridge.torchvision_operators import declare_torchvision
 from tests.unit.capture.sides import Messages
 from torch_bridge.capture import torch_api
 from torch_bridge.capture.backend import jaxtrain

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torch_bridge.torchvision_operators import declare_torchvision
 from tests.unit.capture.sides import Messages
 from torch_bridge.capture import torch_api
 from torch_bridge.capture.backend import jaxtrain
+from torch_bridge.torchvision_operators import declare_torchvision
 
 declare_torchvision()
 

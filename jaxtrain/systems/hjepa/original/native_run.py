@@ -87,7 +87,8 @@ def _structure(module: nn.Module) -> list[tuple]:
         plain = {
             key: value
             for key, value in vars(inner).items()
-            if not key.startswith(("_", "ema_", "use_flash")) and key not in ("training", "section")
+            if not key.startswith(("_", "ema_", "use_flash"))
+            and key not in ("training", "section")
             and not (type(inner) is TargetEncoder and key.startswith("momentum"))  # of its average, which the run sets
         }
         found.append((name, type(inner), plain))

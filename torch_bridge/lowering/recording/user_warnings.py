@@ -16,7 +16,9 @@ from torch_bridge.lowering.errors import MACHINERY
 _RECORDS = (
     "_dynamo/ _export/ _functorch/ _subclasses/ _inductor/ _higher_order_ops/ _logging/ fx/ export/ utils/_".split()
 )
-_GIVE = ("/warnings.py", "/typing_extensions.py", "/functools.py", "/contextlib.py")  # on behalf of their callers
+_GIVE = tuple(
+    f"/{name}.py" for name in "warnings typing_extensions functools contextlib copy copyreg".split()
+)  # on behalf of their callers
 _EXPORT = "torch_bridge/lowering/recording/export.py"  # which calls what is recorded
 _SYMBOL = re.compile(r"\b[su]\d+\b")
 

@@ -27,7 +27,7 @@ def why_not(step: Any) -> str:
     and counts a checkpointed BatchNorm's batches once where torch counts them twice (docs/own_loop.md).
     """
     weights = step.weights
-    if os.environ.get("JAXTRAIN_CAPTURE", "record") != "dynamo":
+    if os.environ.get("JAXTRAIN_CAPTURE", "dynamo") != "dynamo":
         return "JAXTRAIN_CAPTURE=dynamo is not set"
     major, minor = map(int, weights.bridge.torch.__version__.split(".")[:2])
     if (major, minor) < FIRST_TORCH:

@@ -9,6 +9,7 @@ import torch
 from torch_bridge.capture import decompositions, torch_api
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
 from torch_bridge.capture.attention import one_operator
+from torch_bridge.capture.replay import Replay, check_backward
 from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.table import Call
 
@@ -57,6 +58,7 @@ def joint_graph(
     Raises CannotRecord naming the operators that have no lowering, and whatever torch raises for a loss that has no
     gradient.
     """
+    check_backward(gm)
     seen: dict[str, Any] = {}
 
     def step(*arguments: Any) -> list:
@@ -66,7 +68,7 @@ def joint_graph(
                 inputs[place] = inputs[place].detach().requires_grad_()
             leaves = [inputs[place] for place in differentiable]
             with torch.fx.traceback.preserve_node_meta():  # the user's lines
-                outputs = list(torch.fx.Interpreter(gm).run(*inputs))
+                outputs = list(Replay(gm).run(*inputs))
             grads: list[Any] = []
             if leaves:
                 grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True))

@@ -303,6 +303,7 @@ def _value(graph_module, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any
     if node.op == "get_attr":
         return _attribute(graph_module, str(node.target))
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    call.draw = (node.meta.get("custom") or {}).get("draw")
     name = _module_of(node)
     if not name:
         return _evaluate(node, args, kwargs, call)

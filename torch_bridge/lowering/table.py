@@ -25,9 +25,21 @@ class Call:
     valid: Any = None
     observe: Callable[[Any, Any], Any] | None = None  # (node of the graph, its value) -> the value to go on with
     bounds: dict = dataclasses.field(default_factory=dict)  # (low, high) of integers, by node of the running graph
+    draw: tuple | None = None  # (part, operator, run): every run of the part draws the same random numbers
     _drawn: int = 0
+    _drawn_for: dict = dataclasses.field(default_factory=dict)  # keys of an operator's first run
 
     def key(self) -> jax.Array:
+        if self.draw is None:
+            return self._new_key()
+        *operator, run = self.draw
+        drawn, counts = self._drawn_for.setdefault(tuple(operator), ([], {}))
+        place = counts[run] = counts.get(run, -1) + 1
+        if place == len(drawn):
+            drawn.append(self._new_key())
+        return drawn[place]
+
+    def _new_key(self) -> jax.Array:
         if self.rngs is not None:
             return self.rngs()
         self._drawn += 1

@@ -138,6 +138,11 @@ def fused_multiply_add(call, x, y, z):
     return x * y + z
 
 
+@lowering("torch_bridge.after.default")
+def after(call, values, known):
+    return jax.lax.optimization_barrier((list(values), list(known)))[0]
+
+
 @lowering("torch_bridge.attention.default")
 def attention(call, q, k, v, mask, causal, scale, grouped):
     forward = TABLE["aten.scaled_dot_product_attention.default"]

@@ -1,0 +1,151 @@
+"""Dynamo's graph run again while torch's autograd is traced: what its higher-order operators leave out of torch's rules.
+
+Dynamo writes torch.utils.checkpoint and an autograd.Function as operators that hold graphs. Traced as they are, a
+checkpoint would run once, where torch runs it twice, and a Function's backward would have no derivative.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_bridge.lowering.errors import CannotRecord
+
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+_FUNCTION = torch.ops.higher_order.autograd_function_apply
+_STATISTICS = "batch_norm", "instance_norm"
+_DRAWS = "dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "rrelu"
+
+
+class Replay(torch.fx.Interpreter):
+    """Run a graph of Dynamo's. A checkpointed part runs again in the backward pass, after the gradients of its results
+    are known, and draws the random numbers of its first run: its nodes carry the mark that `Call.draw` reads."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is not _CHECKPOINT or _has_rules(kwargs) or torch.is_inference_mode_enabled():
+            return super().call_function(target, args, kwargs)
+        body, *inputs = args
+        outputs = _Twice.apply(_Part(body, inputs), *inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class _Part:
+    """A checkpointed graph. Each run marks the nodes that it traces, so that both draw the same random numbers."""
+
+    numbers = itertools.count()
+
+    def __init__(self, body: torch.fx.GraphModule, inputs: Sequence[Any]):
+        self.body, self.number, self.runs = body, next(self.numbers), 0
+        kinds = {value.device.type for value in inputs if isinstance(value, Tensor)}
+        self._autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in sorted(kinds)
+            if torch.amp.is_autocast_available(kind)
+        ]
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple:
+        self.runs += 1
+        for node in nodes_of(self.body):
+            node.meta["custom"] = {**node.meta.get("custom", {}), "draw": (self.number, node.name, self.runs)}
+        with contextlib.ExitStack() as stack:
+            for kind, enabled, dtype in self._autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            stack.enter_context(torch.fx.traceback.preserve_node_meta())
+            outputs = Replay(self.body).run(*inputs)
+        return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+class _Twice(torch.autograd.Function):
+    """A part whose activations are not kept: the backward pass computes them again."""
+
+    @staticmethod
+    def forward(ctx, part: _Part, *inputs: Any):
+        ctx.part, ctx.inputs = part, inputs
+        return part(inputs)
+
+    @staticmethod
+    def backward(ctx, *slopes: Any):
+        tensors = [value for value in ctx.inputs if isinstance(value, Tensor)]
+        known = [slope for slope in slopes if isinstance(slope, Tensor)]
+        feed = iter(after([value.detach() for value in tensors], known)) if known else iter(tensors)
+        inputs = list(ctx.inputs)
+        for place, value in enumerate(inputs):
+            if isinstance(value, Tensor):
+                later = next(feed)
+                inputs[place] = later.requires_grad_() if ctx.needs_input_grad[place + 1] else value
+        with torch.enable_grad():
+            outputs = ctx.part(inputs)
+        leaves = [value for place, value in enumerate(inputs) if ctx.needs_input_grad[place + 1]]
+        pairs = zip(outputs, slopes, strict=True)
+        reached = [(y, slope) for y, slope in pairs if getattr(y, "requires_grad", False) and slope is not None]
+        if not reached:
+            return (None,) * (1 + len(inputs))
+        ys, known = map(list, zip(*reached, strict=True))
+        found = iter(torch.autograd.grad(ys, leaves, known, allow_unused=True))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+
+
+@torch.library.custom_op("torch_bridge::after", mutates_args=())
+def after(values: list[Tensor], known: list[Tensor]) -> list[Tensor]:
+    """Return the values, as they are; whatever is computed of them is computed once `known` is there."""
+    return [value.clone() for value in values]
+
+
+@after.register_fake
+def _(values, known):
+    return [torch.empty_like(value) for value in values]
+
+
+def check_backward(gm: torch.fx.GraphModule) -> None:
+    """Raise CannotRecord for a graph whose backward pass would not be torch's."""
+    twice = any(node.kwargs.get("create_graph") for node in nodes_of(gm) if node.target is torch.autograd.grad)
+    for inner in gm.modules():
+        for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
+            if node.target is _FUNCTION and twice:
+                raise CannotRecord("it differentiates the backward of an autograd.Function")
+            if node.target is _CHECKPOINT:
+                _check_checkpoint(getattr(inner, node.args[0].target), node.kwargs, twice)
+
+
+def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) -> None:
+    if options.get("use_reentrant"):  # in torch, no gradient comes from it unless an input asks for one
+        raise CannotRecord("it calls checkpoint(use_reentrant=True)")
+    if twice:
+        raise CannotRecord("it differentiates the backward of a checkpointed part")
+    if options.get("preserve_rng_state") is False and any(map(_draws, nodes_of(body))):
+        raise CannotRecord("a checkpoint with preserve_rng_state=False draws other random numbers in its second run")
+    writes = [node for node in nodes_of(body) if _writes(node)]
+    if writes and _has_rules(options):
+        raise CannotRecord("a checkpoint with a context_fn writes to tensors")
+    if writes and "norm" not in _name(writes[-1]):  # torch ends the second run where nothing more is needed
+        raise CannotRecord("a checkpointed part writes to tensors")
+
+
+def _has_rules(options: dict) -> bool:
+    return options.get("context_fn") is not None
+
+
+def nodes_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """Yield the nodes of a graph and of those that its operators hold."""
+    for inner in gm.modules():
+        if isinstance(inner, torch.fx.GraphModule):
+            yield from inner.graph.nodes
+
+
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Return True for an operator that may write to its arguments."""
+    if node.op not in ("call_method", "call_function"):
+        return False
+    name = _name(node)
+    return (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *_STATISTICS) or "out" in node.kwargs
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    return any(word in _name(node) for word in _DRAWS)

@@ -34,8 +34,6 @@ def why_not(step: Any) -> str:
         return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"
     if weights.replicas.wrappers:
         return "DistributedDataParallel exchanges buffers and gradients between processes"
-    if step.precision.compute != step.precision.params:
-        return "precision: the forward pass computes in bfloat16"
     if any(not tensor.is_cpu for tensor in weights.tensors.values()):
         return "the module lies on a GPU of torch's"
     return ""
@@ -74,7 +72,8 @@ class Capture:
         from torch_bridge.capture.loss import CapturedLoss  # takes seconds: it imports torch's compiler
 
         arguments = self.step.weights.replicas.arguments
-        return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program)
+        bf16 = self.step.precision.compute == jnp.bfloat16
+        return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program, bf16)
 
     def __call__(self, batch: Any, updating: bool, divisor: int, trained: tuple[str, ...]) -> Any:
         """Run a call; return the loss, or (loss, values to log). Raises NotCaptured if nothing of it has run."""

@@ -7,7 +7,10 @@ that it is known to get wrong, is refused before anything has run.
 
 import dataclasses
 import functools
+import logging
+import pathlib
 import re
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from torch_bridge.capture import artefacts, torch_api
 from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.joint import Captured, joint_graph
@@ -34,6 +38,7 @@ from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.wide_integers import outgrowing
 
+log = logging.getLogger(__name__)
 MOST_GRAPHS = 8  # with more, half of the calls must go without a new one
 _DOUBLE = (torch.float64, torch.complex128)
 _LENGTH = re.compile(r"[\d/]+: (?:len\((?P<of>.*)\) == (?P<count>\d+)|not (?P<empty>\S+))")
@@ -63,6 +68,12 @@ def _call(loss_fn: Callable, arguments: tuple, batch: Any) -> tuple:
             logged[name] = a_logged_value(value) if isinstance(value, torch.Tensor) else value
         return the_loss(found[0]), logged
     return the_loss(found), {}
+
+
+def _call_in_bf16(loss_fn: Callable, arguments: tuple, batch: Any) -> tuple:
+    """Return as `_call`, with the operators that torch's autocast chooses in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return _call(loss_fn, arguments, batch)
 
 
 @dataclasses.dataclass
@@ -123,7 +134,7 @@ class CapturedLoss:
 
     arguments: the modules, as the loss is given them. differentiable: returns which of a graph's inputs, real tensors,
     to differentiate by, as positions. build: makes the program of a graph, a function of the graph's inputs that
-    returns its outputs. graphs: those captured so far. calls: count so far.
+    returns its outputs. bf16: as in a region of torch's autocast. graphs: those captured so far. calls: count so far.
     """
 
     def __init__(
@@ -132,6 +143,7 @@ class CapturedLoss:
         arguments: tuple,
         differentiable: Callable[[Sequence[Any]], list[int]],
         build: Callable[[LossGraph], Callable[[Sequence[Any]], list]],
+        bf16: bool = False,
     ):
         artefacts.chosen()  # a wrong word in JAXTRAIN_LOG is told before anything is trained
         self._loss_fn, self._arguments = loss_fn, arguments
@@ -139,7 +151,8 @@ class CapturedLoss:
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
         self._methods: dict[type, tuple[int, dict[str, Any]]] = {}  # of the user's classes, which Dynamo does not guard
-        self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
+        self._function = _call_in_bf16 if bf16 else _call
+        self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self.calls = 0
         self._began = False  # whether the program of the present call has started
         self.graphs: list[LossGraph] = []
@@ -151,7 +164,7 @@ class CapturedLoss:
             raise NotCaptured("torch.compile is switched off in this process")
         if self._methods_changed():
             self._methods.clear()
-            self._captured = torch_api.whole(_call, self._compile, self._note, self._guarded)
+            self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self._began = False
         self.calls += 1
         self._failed.clear()
@@ -291,8 +304,17 @@ def _check_dtypes(gm: torch.fx.GraphModule) -> None:
             raise CannotRecord("it computes in float64" + (f" at {where}" if where else ""))
 
 
+def _own_line(error: BaseException) -> str:
+    """Return the line of this library that raised an error; "" if another's or the user's did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    parts = pathlib.Path(frames[-1].filename).parts if frames else ()
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if {"torch_bridge", "jaxtrain"} & set(parts) else ""
+
+
 def _not_captured(error: Exception) -> NotCaptured:
     cause = torch_api.cause_of(error)
+    if not isinstance(cause, (UserError, NotImplementedError, *torch_api.CAPTURE_ERRORS)) and (own := _own_line(cause)):
+        log.warning("a fault of jaxtrain, please report it: %s: %s, at %s", type(cause).__name__, cause, own)
     what = _INTERNAL.sub("", str(cause)).strip().partition("\n")[0] or type(cause).__name__
     if not isinstance(cause, CannotRecord) and cause is not error:
         what = f"{type(cause).__name__}: {what}"

@@ -1,4 +1,4 @@
-"""Dynamo's graph run again while torch's autograd is traced: what its higher-order operators leave out of torch's rules.
+"""Dynamo's graph run again while torch's autograd is traced, with what its higher-order operators leave out.
 
 Dynamo writes torch.utils.checkpoint and an autograd.Function as operators that hold graphs. Traced as they are, a
 checkpoint would run once, where torch runs it twice, and a Function's backward would have no derivative.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import jaxtrain
-from jaxtrain.compiled_step.step_program import StepProgram
+from jaxtrain.compiled_step.capture import _Compiled
 
 
 class Lookup(torch.nn.Module):
@@ -40,13 +40,13 @@ def torchs(module, loss, batches):
 @pytest.mark.parametrize("where", ["buffer", "closure"])
 def test_a_large_table_is_an_input_of_the_program(where, monkeypatch):
     sizes, outside = [], torch.randn(65536, 16, generator=torch.Generator().manual_seed(1))
-    compiled = StepProgram._gradients
+    compiled = _Compiled._gradients
 
-    def traced(self, arrays, values, key):
-        sizes.append(max(array.nbytes for array in values[1].values()))
-        return compiled(self, arrays, values, key)
+    def traced(self, arrays, values, *numbers):
+        sizes.append(max(array.nbytes for array in [*arrays.values(), *values]))
+        return compiled(self, arrays, values, *numbers)
 
-    monkeypatch.setattr(StepProgram, "_gradients", traced)
+    monkeypatch.setattr(_Compiled, "_gradients", traced)
 
     def loss(module, ids):
         rows = module(ids) if where == "buffer" else module.layer(outside[ids])

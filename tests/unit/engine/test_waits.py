@@ -76,4 +76,4 @@ def test_steps_that_run_compiled_count_against_the_cost(monkeypatch):
     for rows in (4, 5, 6, 7):
         step(torch.ones(rows, 3))
     assert step.torch is None
-    assert len(step._programs) == 3  # one step was timed
+    assert len(step.programs) == 3  # one step was timed

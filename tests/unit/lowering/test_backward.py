@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_bridge.capture import attention as _registers  # noqa: F401  (torch_bridge.attention)
+from torch_bridge.capture import attention, replay  # noqa: F401  (they register torch_bridge's operators)
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
 
@@ -87,6 +87,7 @@ CASES = [
     (aten._scaled_dot_product_flash_attention_for_cpu.default, *(draw(2, 3, 5, 4) + i for i in range(3)), 0.0, True),
     _flash(True),
     _flash(False),
+    (ours.after.default, [draw(3), draw(2, 2)], [draw(4)]),
     (ours.attention.default, *_attention(None)[1:]),
     (ours.attention_backward.default, *_attention(draw(5, 5)), True),
     (ours.attention_backward.default, *_attention(draw(5, 5) > -1), False),

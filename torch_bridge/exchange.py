@@ -102,17 +102,22 @@ def check_input(leaf: Any) -> None:
     CannotRecord for one that is not dense or has attributes, an unhashable object, and one with a shape that is no
     array: a lazy matrix. What a step has given, a loss or a tensor left in Python, is a plain tensor."""
     if isinstance(leaf, torch.Tensor):
-        if _is_own_class(type(leaf)):
-            raise StaysInTorch(f"it is given a {type(leaf).__name__}, a tensor class with methods of its own")
-        if not is_dense(leaf):
-            raise CannotRecord(f"it is given a {kind_of(leaf)} tensor, and compiled programs take dense ones")
-        if type(leaf) is torch.Tensor and vars(leaf):
-            raise CannotRecord(f"it is given a tensor with an attribute of its own: {min(vars(leaf))}")
+        _check_tensor(leaf)
+        names = [name for name in vars(leaf) if not name.startswith("_dynamo_")]  # torch's compiler marks what it saw
+        if type(leaf) is torch.Tensor and names:
+            raise CannotRecord(f"it is given a tensor with an attribute of its own: {min(names)}")
         return
     array = isinstance(leaf, (np.ndarray, np.generic, jax.Array, ChangingNumber))
     if not array and (not _is_hashable(leaf) or hasattr(leaf, "shape")):
         name = type(leaf).__name__
         raise CannotRecord(f"it is given a {name}, which is no tensor, number or container of these")
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    if _is_own_class(type(tensor)):
+        raise StaysInTorch(f"it is given a {type(tensor).__name__}, a tensor class with methods of its own")
+    if not is_dense(tensor):
+        raise CannotRecord(f"it is given a {kind_of(tensor)} tensor, and compiled programs take dense ones")
 
 
 def _is_hashable(leaf: Any) -> bool:
@@ -136,7 +141,7 @@ def to_batch(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     On a GPU it is a copy, so that torch may write to the tensor at once; `Queue` keeps the copy while a program reads
     it. Raises StaysInTorch for a tensor of a user's own class, CannotRecord for a sparse or nested one.
     """
-    check_input(tensor)
+    _check_tensor(tensor)
     if not tensor.is_cuda or tensor.dtype not in _ON_GPUS or jax.default_backend() != "gpu":
         return in_host_memory(tensor)
     tensor = tensor.detach()

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,14 +20,8 @@ MOST_SHORT = 2  # captures in a row that serve a single call each
 
 
 def why_not(step: Any) -> str:
-    """Return why Dynamo is not asked for a step's loss; "" if it is.
-
-    It is asked only on request: it loses the user's backward pass of an autograd.Function that is differentiated twice,
-    and counts a checkpointed BatchNorm's batches once where torch counts them twice (docs/own_loop.md).
-    """
+    """Return why Dynamo is not asked for a step's loss; "" if it is."""
     weights = step.weights
-    if os.environ.get("JAXTRAIN_CAPTURE", "dynamo") != "dynamo":
-        return "JAXTRAIN_CAPTURE=dynamo is not set"
     major, minor = map(int, weights.bridge.torch.__version__.split(".")[:2])
     if (major, minor) < FIRST_TORCH:
         return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"
@@ -102,7 +95,7 @@ class Capture:
         if not new:
             return contextlib.nullcontext()
         leaves = [leaf for leaf in jax.tree.leaves(values) if type(leaf).__module__.partition(".")[0] in ARRAYS]
-        shapes = [str(tuple(leaf.shape)) for leaf in leaves if hasattr(leaf, "shape")]
+        shapes = [_shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
         more = f" and {len(shapes) - 4} more" if len(shapes) > 4 else ""
         return self.step.waits.during(what, f"inputs of shapes {', '.join(shapes[:4]) or 'no arrays'}{more}")
 
@@ -130,6 +123,10 @@ class Capture:
 
     def _program(self, graph: Any) -> Callable[[Sequence[Any]], list]:
         return CapturedProgram(self, graph)
+
+
+def _shape(leaf: Any) -> str:
+    return "nested" if getattr(leaf, "is_nested", False) else str(tuple(leaf.shape))
 
 
 class CapturedProgram:

@@ -17,12 +17,6 @@ import jaxtrain
 from tests.e2e.loops import batches, mse, net, torch_step
 
 
-@pytest.fixture(autouse=True)
-def dynamo(monkeypatch):
-    """Let TorchDynamo capture the losses."""
-    monkeypatch.setenv("JAXTRAIN_CAPTURE", "dynamo")
-
-
 class Counted(torch.nn.Module):
     count = 0
 

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import logging
 import math
 
 import numpy as np
@@ -18,7 +17,7 @@ from jaxtrain import UserError
 from tests.e2e.loops import STEPS, assert_same, batches, check, mse, net, pair, sgd, torch_step
 
 
-def test_a_captured_module_is_a_constant_until_it_changes(caplog):
+def test_a_change_of_a_module_around_the_loss_counts():
     teacher = net().eval().requires_grad_(False)
 
     def distil(module, batch):
@@ -32,11 +31,9 @@ def test_a_captured_module_is_a_constant_until_it_changes(caplog):
     step = jaxtrain.compile(ours, distil, torch.optim.SGD(ours.parameters(), 0.1))
     step(batches()[0])
     teacher[0].weight.data.mul_(2)
-    with caplog.at_level(logging.INFO):
-        loss = float(step(batches()[1]))
-    assert "has changed since it was recorded" in caplog.text
     step.sync()
-    assert loss != float(distil(ours, batches()[1]))  # of the weights before
+    expected = float(distil(ours, batches()[1]).detach())
+    assert float(step(batches()[1])) == pytest.approx(expected, rel=1e-5)
 
 
 class Tempered(nn.Module):
@@ -59,7 +56,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 1), ("branch", 3)]
+    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 3)]
 )
 def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
     weight, settings = 0.0, {"decay": 0.0, "epoch": 0}
@@ -88,13 +85,13 @@ def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
 
 def test_a_value_that_python_branches_on_too_often_is_refused_by_name():
     state = {"level": 0}
-    loss = lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * len(range(state["level"] + 1))
+    loss = lambda module, batch: F.mse_loss(module(batch[0]), batch[1]) * float(str(state["level"]))
     step = jaxtrain.compile(Tempered(), loss, optax.sgd(0.1))
     for level in range(9):  # the first value is a constant, and each of the others a way
         state["level"] = level
         step(batches()[0])
     state["level"] = 9
-    with pytest.raises(UserError, match=r"Python branches on state\['level'\], whose values have asked for 8 programs"):
+    with pytest.raises(UserError, match=r"Python branches on state\['level'\], .* asked for 8 programs"):
         step(batches()[0])
 
 

@@ -121,14 +121,14 @@ def _train(build, engine: str, batches: list, between=lambda module, number: Non
 
 @pytest.mark.parametrize("engine", ["compile", "accelerate"])
 @pytest.mark.parametrize("case", BUILDS)
-def test_only_the_first_call_runs_in_torch(case, engine, caplog):
-    """Five losses within 1e-5, the weights, and no warning: torch has run one call."""
+def test_at_most_the_first_call_runs_in_torch(case, engine, caplog):
+    """Five losses within 1e-5, the weights, and no warning: torch has run at most one call."""
     wanted, theirs, _ = _train(BUILDS[case], "torch", _batches(5))
     with caplog.at_level(logging.INFO):
         losses, ours, step = _train(BUILDS[case], engine, _batches(5))
     assert losses == pytest.approx(wanted, rel=1e-5)
     assert_same(theirs, ours)
-    assert sum("in torch" in record.message for record in caplog.records) == 1
+    assert sum("in torch" in record.message for record in caplog.records) <= 1
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     if engine == "compile":
         assert step.torch is None
@@ -161,7 +161,7 @@ def test_a_call_in_torch_keeps_the_optimizers_state_and_the_sum_of_gradients():
     assert_same(theirs, ours)
 
 
-def test_what_every_call_changes_is_told_at_the_second(caplog):
+def test_what_every_call_counts_is_counted():
     class Counting(nn.Linear):
         calls = 0
 
@@ -175,8 +175,7 @@ def test_what_every_call_changes_is_told_at_the_second(caplog):
     assert losses == pytest.approx(wanted, rel=1e-5)
     assert_same(theirs, ours)
     assert ours.calls == 4
-    assert step.torch is not None
-    assert any("calls" in r.message for r in caplog.records if r.levelno >= logging.WARNING)
+    assert step.torch is None
 
 
 def test_a_constant_that_changes_now_and_then_is_recorded_anew():

@@ -40,12 +40,6 @@ PROGRAMS = {  # name -> how many programs it needs, where that is more than one:
 }
 
 
-@pytest.fixture(autouse=True)
-def dynamo(monkeypatch):
-    """Let TorchDynamo capture the losses."""
-    monkeypatch.setenv("JAXTRAIN_CAPTURE", "dynamo")
-
-
 class Compilations(logging.Handler):
     """Counts XLA's compilations of steps by jax's log lines."""
 

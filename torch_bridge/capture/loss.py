@@ -151,6 +151,7 @@ class CapturedLoss:
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
         self._methods: dict[type, tuple[int, dict[str, Any]]] = {}  # of the user's classes, which Dynamo does not guard
+        self._absent: dict[int, tuple[Any, int, frozenset[str]]] = {}  # modules, with names that they lack
         self._function = _call_in_bf16 if bf16 else _call
         self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self.calls = 0
@@ -162,8 +163,9 @@ class CapturedLoss:
         what the program raises."""
         if torch_api.is_off():
             raise NotCaptured("torch.compile is switched off in this process")
-        if self._methods_changed():
+        if self._methods_changed() or self._names_appeared():
             self._methods.clear()
+            self._absent.clear()
             self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self._began = False
         self.calls += 1
@@ -177,6 +179,8 @@ class CapturedLoss:
                 raise
             if stays_in_torch(cause := torch_api.cause_of(error)):
                 raise cause from None
+            if what := torch_api.of_system(cause):
+                raise StaysInTorch(f"{self.name} asks for {what}, whose answer may change from call to call") from None
             raise _not_captured(error) from error
         return found
 
@@ -213,6 +217,9 @@ class CapturedLoss:
         for kind in torch_api.user_classes():
             methods = {name: value for name, value in vars(kind).items() if hasattr(value, "__get__")}
             self._methods[kind] = len(vars(kind)), methods
+        for module, names in torch_api.absent_names():
+            former = self._absent.get(id(module))
+            self._absent[id(module)] = module, len(vars(module)), names | (former[2] if former else frozenset())
         graph.program, graph.numbers = self._build(graph), numbers
         self.graphs.append(graph)
         weak, place = weakref.ref(self), len(self.graphs) - 1  # what torch keeps must not keep a step alive
@@ -232,6 +239,15 @@ class CapturedLoss:
             now = vars(kind)
             if len(now) != count or any(now.get(name) is not method for name, method in methods.items()):
                 return True
+        return False
+
+    def _names_appeared(self) -> bool:
+        """Return True if a Python module has a name by now that the code looked for in vain."""
+        for place, (module, count, names) in self._absent.items():
+            if len(vars(module)) != count:
+                if names & vars(module).keys():
+                    return True
+                self._absent[place] = module, len(vars(module)), names
         return False
 
     def _check_lengths(self) -> None:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import re
 import sys
 import sysconfig
 import types
@@ -218,13 +219,14 @@ def stale() -> str:
 
 def unguarded_line(symbolic: bool) -> str:
     """Return a line of the user's code being captured whose outcome Dynamo does not guard: an `except` clause, as a key
-    may appear later, and if sizes or integers may be `symbolic`, an `in`, which compares them wrongly. "" if there is
-    none. Call it while the graph is compiled."""
+    may appear later, what reads the process's environment, and if sizes or integers may be `symbolic`, an `in`, which
+    compares them wrongly. "" if there is none. Call it while the graph is compiled."""
     unguarded = {"CHECK_EXC_MATCH", "CONTAINS_OP"} if symbolic else {"CHECK_EXC_MATCH"}
+    environment = {"environ", "environb", "getenv", "getenvb"}
     for code in torch._guards.TracingContext.get_traced_code() or ():
         if _is_users_file(code.co_filename):
             for step in dis.get_instructions(code):
-                if step.opname in unguarded:
+                if step.opname in unguarded or (type(step.argval) is str and step.argval in environment):
                     line = step.positions.lineno if step.positions else code.co_firstlineno
                     return f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line or 1).strip()}"
     return ""
@@ -251,6 +253,19 @@ def _is_users(kind: type) -> bool:
     return kind.__module__ == "__main__" or (file is not None and _is_users_file(file))
 
 
+def absent_names() -> list[tuple[types.ModuleType, frozenset[str]]]:
+    """Return the Python modules that the code being captured reads, each with the names in the code that it
+    lacks: Dynamo guards an attribute of a module, but not that there is none. Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    guards = [guard for guard in output.guards if guard.create_fn_name() == "MODULE_MATCH"]
+    values = [_value_of(guard.originating_source, output) for guard in guards]
+    modules = {id(value): value for value in values if isinstance(value, types.ModuleType)}
+    named: set[str] = set()
+    for code in torch._guards.TracingContext.get_traced_code() or ():
+        named.update(code.co_names, (text for text in code.co_consts if isinstance(text, str)))
+    return [(module, frozenset(named - vars(module).keys())) for module in modules.values()]
+
+
 def written_sources() -> set[str]:
     """Return the objects that the code being captured changes, as Dynamo's guards name them."""
     written = _written(InstructionTranslator.current_tx().output)
@@ -275,6 +290,18 @@ def user_stack(error: BaseException) -> str:
     return "".join(stack.format()) if stack else ""
 
 
+_OF_SYSTEM = re.compile(
+    r"builtin `((?:posix|nt|_socket)\.\w+)|of class `(ContextVar)`|<built-in function (get_num_\w+)>"
+)
+
+
+def of_system(error: BaseException) -> str:
+    """Return what a call asked of the operating system or the thread, for which Dynamo has not captured it, as the
+    answer may be another at each call; "" if it is refused for something else."""
+    found = _OF_SYSTEM.search(str(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
+    return next(filter(None, found.groups())) if found else ""
+
+
 def is_limit(error: BaseException) -> bool:
     """Return True if Dynamo has captured as many graphs of one function as the settings allow."""
     return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
@@ -295,7 +322,7 @@ def check() -> None:
         "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
         "torch._decomp": ("core_aten_decompositions",),
         "torch._dynamo.config": tuple(_SETTINGS),
-        "torch._dynamo.exc": ("FailOnRecompileLimitHit",),
+        "torch._dynamo.exc": ("FailOnRecompileLimitHit", "Unsupported"),
         "torch._dynamo.eval_frame": ("_stance",),
         "torch._dynamo.side_effects.SideEffects": ("is_modified",),
         "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),

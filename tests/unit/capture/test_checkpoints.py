@@ -77,7 +77,10 @@ def test_dropout_drops_the_same_numbers_again():
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [(Dropped(preserve_rng_state=False), "preserve_rng_state"), (nn.Sequential(nn.Linear(8, 8), Blocks(use_reentrant=True)), "use_reentrant")],
+    [
+        (Dropped(preserve_rng_state=False), "preserve_rng_state"),
+        (nn.Sequential(nn.Linear(8, 8), Blocks(use_reentrant=True)), "use_reentrant"),
+    ],
 )
 def test_what_torch_would_compute_otherwise_is_not_captured(module, why):
     step = compiled(module)

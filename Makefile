@@ -9,7 +9,7 @@ PROCESSES = tests/e2e/test_processes.py
 SESSIONS = $(filter-out $(PROCESSES), $(wildcard tests/unit/*/test_facade_*.py tests/e2e/test_*.py)) \
   tests/test_docs.py tests/test_shown_commands.py
 
-.PHONY: run test test-sessions test-contracts test-all lint typecheck typecheck-documentation docs clean
+.PHONY: run test test-sessions test-contracts test-all lint typecheck docs clean
 
 run: .venv/installed-run
 	$(BIN)/python -m jaxtrain.run --config configs/digits.yaml
@@ -26,7 +26,7 @@ test-contracts: .venv/installed-test
 	$(PYTEST) tests/contract -m slow
 	$(PYTEST) tests/parity --optimised
 
-test-all: test test-sessions test-contracts typecheck-documentation
+test-all: test test-sessions test-contracts
 	$(PYTEST) tests --ignore tests/contract --ignore tests/parity -m slow
 	bash tests/newest_jax.sh
 
@@ -37,10 +37,6 @@ lint: .venv/installed-test
 
 typecheck: .venv/installed-test
 	$(BIN)/python .ci/typecheck.py
-
-# Reads all of transformers: more than ten minutes.
-typecheck-documentation: .venv/installed-test
-	$(BIN)/python .ci/typecheck.py --documentation
 
 docs: .venv/installed-test
 	$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site

@@ -205,7 +205,7 @@ class OptimConfig(Section):
 
     def group(self, name: str) -> GroupConfig:
         """Return what overrides the settings for this group; nothing for one that is not listed."""
-        return self.groups.get(name, GroupConfig())
+        return self.groups.get(name) or GroupConfig()
 
     @field_validator("groups")
     @classmethod

@@ -80,7 +80,7 @@ def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
     named = named if path is None else [os.fspath(path)]
     said = error.strerror or one_line(error)
     number = errno.ENOSPC if error.errno is None and "requested and" in said else error.errno  # numpy's, of a full disk
-    to_do = _TO_DO.get(number)
+    to_do = _TO_DO.get(number or 0)
     full = number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if full and named and named[0].startswith(os.path.join(os.environ.get("TMPDIR") or "/tmp", "")):
         to_do = "make room there, or name another folder for temporary files in TMPDIR"

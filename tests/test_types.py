@@ -153,6 +153,20 @@ def test_misspelt_names_of_the_libraries_trainers_are_errors(tmp_path):
     assert errors(tmp_path, LIBRARIES_RIGHT, LIBRARIES_MISSPELT) == (set(), set())
 
 
+def test_the_stub_of_the_check_has_the_classes_of_transformers(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    stub = importlib.import_module("transformers_stub")
+    monkeypatch.setattr(stub, "STUB", tmp_path / "transformers/__init__.pyi")
+    script = tmp_path / "script.py"
+    script.write_text("from transformers import BertModel, Trainer, TrainingArguments, Trianer, pipeline")
+    names = stub.write([script])
+    assert names == ["BertModel", "Trainer", "TrainingArguments", "pipeline"]
+    for node in ast.parse(stub.STUB.read_text()).body[1:]:
+        (alias,) = node.names
+        assert getattr(importlib.import_module(node.module), alias.name) is getattr(transformers, alias.asname)
+
+
 COMPLETIONS = {
     "from jaxtrain import TrainingConfig\nTrainingConfig().opt": "optim",
     "from jaxtrain import TrainingConfig\nTrainingConfig().optim.weig": "weight_decay",

@@ -142,7 +142,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(*arguments)
 
-    def process_request(self, request, client_address):
+    def process_request(self, request: socket.socket, client_address):
         if self.room.acquire(timeout=WAIT_S):
             return super().process_request(request, client_address)
         with contextlib.suppress(OSError):

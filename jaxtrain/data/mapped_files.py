@@ -7,6 +7,7 @@ of torch.load(mmap=True). The system's list of mappings says which file lies at 
 import ctypes
 import dataclasses
 import pathlib
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class FilePart:
     """The bytes of a file that an array spans. mode: np.memmap's. first: where in them its first element begins."""
 
     path: str
-    mode: str
+    mode: Literal["r", "r+", "c"]
     start: int
     size: int
     first: int

@@ -11,7 +11,7 @@ least.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ MOST_COPIED = 1 << 22  # numbers in the copies of the input that a kernel's grad
 
 Pads = tuple[tuple[int, int], ...]
 Shape = tuple[int, ...]
+Form = Callable[..., jax.Array]
 
 
 class Window(NamedTuple):
@@ -89,7 +90,7 @@ def output(x: jax.Array, weight: jax.Array, window: Window, form: str | None = N
 
 def input_gradient(dy: jax.Array, weight: jax.Array, window: Window, size: Shape, form: str | None = None) -> jax.Array:
     """Return the gradient by x of spatial size `size`: the transposed correlation of dy."""
-    form = form or input_form(*weight.shape[1::-1], weight.shape[2:], dy.shape[2:], window.stride)
+    form = form or input_form(weight.shape[1], weight.shape[0], weight.shape[2:], dy.shape[2:], window.stride)
     return INPUT_FORMS[form](dy, weight, window, size).astype(dy.dtype)
 
 
@@ -354,14 +355,14 @@ def _begins(entry: Shape, window: Window) -> list[int]:
     return [place * d for place, d in zip(entry, window.dilation, strict=True)]
 
 
-OUTPUT_FORMS = {"direct": _output_direct, "entries": _output_entries, "pointwise": _output_pointwise}
-INPUT_FORMS = {
+OUTPUT_FORMS: dict[str, Form] = {"direct": _output_direct, "entries": _output_entries, "pointwise": _output_pointwise}
+INPUT_FORMS: dict[str, Form] = {
     "direct": _input_direct,
     "entries": _input_entries,
     "phases": _input_phases,
     "pointwise": _input_pointwise,
 }
-KERNEL_FORMS = {
+KERNEL_FORMS: dict[str, Form] = {
     "entries": _kernel_entries,
     "windows": _kernel_windows,
     "rows": _kernel_rows,

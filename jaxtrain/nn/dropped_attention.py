@@ -172,7 +172,7 @@ def _mask_spec(mask, query_block: int | None, key_block: int | None):
     return pl.BlockSpec((None, None, rows, key_block or mask.shape[3]), index)
 
 
-def _visible(mask_ref, queries=slice(None), keys=slice(None)):
+def _visible(mask_ref, queries: slice | pl.Slice = slice(None), keys: slice | pl.Slice = slice(None)):
     """Return a block of the mask, bool [query or 1, key]; None without a mask."""
     if mask_ref is None:
         return None

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -93,7 +93,7 @@ def joint_graph(
 def _hooked(leaf: torch.Tensor, grad: Any) -> Any:
     """Run the hooks of a leaf, which the fresh leaf in the traced step does not have, on its gradient."""
     for hook in (leaf._backward_hooks or {}).values() if grad is not None else ():
-        changed: Any = hook(grad)
+        changed: Any = cast(Any, hook)(grad)
         grad = grad if changed is None else changed
     return grad
 

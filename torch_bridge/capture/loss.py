@@ -46,7 +46,7 @@ _INTERNAL = re.compile(r"\s*(Developer debug context|For more details|Hint|Expla
 
 
 @torch.compiler.allow_in_graph
-def the_loss(value: torch.Tensor) -> torch.Tensor:
+def the_loss(value: Any) -> torch.Tensor:
     """Mark the loss in Dynamo's graph. Detached, because Dynamo hands out no tensor whose graph begins inside."""
     return value.detach()
 

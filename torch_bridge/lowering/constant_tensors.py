@@ -22,7 +22,7 @@ def copied(tensor: torch.Tensor) -> np.ndarray | jax.Array:
     if values.nbytes < LARGE_BYTES or values.dtype.itemsize > 4:  # wider ones are narrowed where they are used
         return np.array(values)
     values = np.ascontiguousarray(values)
-    key = values.shape, values.dtype.name, values.ctypes.data, zlib.crc32(values.reshape(-1).view(np.uint8))
+    key = values.shape, values.dtype.name, values.ctypes.data, zlib.crc32(values.reshape(-1).view(np.uint8).data)
     if (held := _HELD.get(key)) is None:
         with jax.ensure_compile_time_eval():  # a graph may be recorded while a program is traced
             held = _HELD[key] = jax.device_put(np.array(values))

@@ -171,7 +171,7 @@ class MultiCropMaskGenerator:
         self.strategy = masking_strategy
         self.num_global_crops, self.num_local_crops = num_global_crops, num_local_crops
         self.num_target_masks = num_target_masks
-        build = dict(
+        build: dict = dict(
             patch_size=patch_size,
             num_hierarchies=num_hierarchies,
             num_target_masks=num_target_masks,

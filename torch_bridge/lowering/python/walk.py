@@ -387,7 +387,8 @@ class Walk:
 
     def _class_values(self, owner: Any, name: str, wanted: set[str], depth: int) -> None:
         held = vars(owner) if isinstance(owner, type) else attributes_of(owner) or {}
-        for base in type(owner).__mro__[:-1]:
+        kind: type = type(owner)
+        for base in kind.__mro__[:-1]:
             for key in (wanted | self.names) & vars(base).keys() - held.keys() - _OF_EVERY_MODULE:
                 value = vars(base)[key]
                 if not isinstance(value, METHODS) and inspect.getattr_static(type(owner), key) is value:

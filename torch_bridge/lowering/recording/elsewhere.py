@@ -1,7 +1,7 @@
 """Tensors that are neither a module's own nor its inputs: a trial call may read them, and must not write to them."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ WRITES = (
 _STATISTICS = {functional.batch_norm: "training", functional.instance_norm: "use_input_stats"}
 
 
-def written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that this call of a torch function writes in place."""
     found = pytree.tree_leaves(kwargs.get("out"))
     if writes(function):

@@ -9,6 +9,7 @@ import ast
 import functools
 import linecache
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class KnownValues:
         """End the call."""
         self._active = False
 
-    def check_written(self, function: Any, args: tuple, kwargs: dict) -> None:
+    def check_written(self, function: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Raise NotImplementedError if a call would write to a tensor from outside the module, which is no stand-in."""
         if self._active and any(map(self._is_elsewhere, elsewhere.written(function, args, kwargs))):
             raise NotImplementedError(elsewhere.WRITES)
@@ -69,7 +70,7 @@ class KnownValues:
         """Return True for a tensor from outside; the module's own and the inputs are stand-ins while it is recorded."""
         return type(tensor) in (torch.Tensor, torch.nn.Parameter) and id(tensor) not in self._own and _in_memory(tensor)
 
-    def note(self, function: Any, args: tuple, kwargs: dict, result: Any) -> None:
+    def note(self, function: Any, args: tuple, kwargs: Mapping[str, Any], result: Any) -> None:
         """Remember how a tensor was made, if all that it was made of is known."""
         if self._active:
             for leaf in pytree.tree_leaves((args, kwargs)):

@@ -10,7 +10,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -152,7 +152,7 @@ def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     if issubclass(builtins.type(data), Number):
         return data.tensor().to(device=device, dtype=dtype, copy=True)
     if isinstance(data, (torch.SymInt, torch.SymFloat)):
-        return torch.scalar_tensor(data, dtype=dtype, device=device)
+        return torch.scalar_tensor(cast(Any, data), dtype=dtype, device=device)
     return torch.full((), data, dtype=dtype, device=device)
 
 

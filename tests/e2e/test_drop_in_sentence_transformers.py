@@ -79,7 +79,9 @@ def train(engine, folder, output, data, loss):
     return trainer
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", [name if name == "ranking" else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]
+)
 def test_the_losses_and_weights_are_the_librarys(folder, tmp_path, name, capsys):
     theirs = train(library, folder, tmp_path / "theirs", *LOSSES[name])
     capsys.readouterr()

@@ -17,17 +17,21 @@ else:
     __getattr__, __dir__ = library_names(__name__, "sentence_transformers")
 
 
-class SentenceTransformerTrainer(CompiledTraining, sentence_transformers.SentenceTransformerTrainer):
+class _CompiledTraining(CompiledTraining):
+    clears_all_gradients = True  # by a callback of the library's
+
+
+class SentenceTransformerTrainer(_CompiledTraining, sentence_transformers.SentenceTransformerTrainer):
     """sentence_transformers.SentenceTransformerTrainer with a compiled training step."""
 
 
-class CrossEncoderTrainer(CompiledTraining, sentence_transformers.CrossEncoderTrainer):
+class CrossEncoderTrainer(_CompiledTraining, sentence_transformers.CrossEncoderTrainer):
     """sentence_transformers.CrossEncoderTrainer with a compiled training step."""
 
 
-class SparseEncoderTrainer(CompiledTraining, sentence_transformers.SparseEncoderTrainer):
+class SparseEncoderTrainer(_CompiledTraining, sentence_transformers.SparseEncoderTrainer):
     """sentence_transformers.SparseEncoderTrainer with a compiled training step."""
 
 
-class MultiVectorEncoderTrainer(CompiledTraining, sentence_transformers.MultiVectorEncoderTrainer):
+class MultiVectorEncoderTrainer(_CompiledTraining, sentence_transformers.MultiVectorEncoderTrainer):
     """sentence_transformers.MultiVectorEncoderTrainer with a compiled training step."""

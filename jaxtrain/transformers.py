@@ -71,6 +71,7 @@ class CompiledTraining:
     _step: Any = _Unseen()  # CompiledStep; None before the first step
     _lengths: Any = _Unseen()  # RoundedLengths
     _items: Any = _Unseen()  # PythonItems
+    clears_all_gradients = False  # transformers clears those of the model; a library may clear the loss's own, too
     _logs = False  # compute_loss calls self.log
     _micro = 0  # micro-batches since the last update
     _apart = True  # a training_step called outside train() runs in torch and leaves gradients
@@ -154,7 +155,12 @@ class CompiledTraining:
     def _compiled(self, model: Any) -> CompiledStep:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
         if self._step is None or self._step.optimizer is not optimizer:
+            model_parameters = set(map(id, model.parameters()))
+            outside = any(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
+            if outside and not self.clears_all_gradients:
+                raise UserError("the optimizer holds parameters outside the model, whose gradients are never cleared")
             self._step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
+            self._step.clipped = model  # not a loss's parameters, which the optimizer may hold too
         limit = self.args.max_grad_norm  # a callback may change it
         self._step.clip_norm = limit if limit and limit > 0 else float("inf")  # never None: transformers logs the norm
         return self._step

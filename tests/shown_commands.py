@@ -108,6 +108,7 @@ ELSEWHERE = {
     ],
     "tests/unit/criteria_evidence/test_commands.py::"
     "test_a_study_of_the_tiny_criteria_finds_a_better_config_than_a_poor_start": [
+        "jaxtrain tune --config F --space F",
         "python -m jaxtrain.tune --config configs/criteria_tiny.yaml --space configs/hpo/criteria_tiny.yaml",
         "python -m jaxtrain.run --config runs/tune/criteria_tiny/best_config.yaml",
     ],
@@ -149,6 +150,9 @@ ELSEWHERE = {
     "tests/unit/bridge/test_torchvision_operators.py::"
     "test_what_imports_torchvision_can_be_imported_and_its_models_compute": [
         "python -m torch_bridge.torchvision_operators",
+    ],
+    "tests/e2e/test_captured_loops.py::test_a_step_tells_what_was_captured_and_at_which_line_it_was_not": [
+        "JAXTRAIN_CAPTURE=dynamo python train.py",
     ],
     "tests/e2e/test_own_script.py::test_two_processes_of_a_script_train_the_model_of_one": [
         "torchrun --nproc_per_node=8 train.py",
@@ -213,6 +217,7 @@ ELSEWHERE = {
         "python docs/generate_reference.py",
         "python docs/generate_operators.py",
         "python docs/generate_drop_in_flags.py",
+        "python docs/generate_config_stub.py",
     ],
     "tests/e2e/test_certificate.py::test_the_command_writes_a_page_and_its_json": [
         "jaxtrain verify --module my_pkg:make_model --data my_pkg:make_data --steps 20 --output certificate",
@@ -261,6 +266,7 @@ NOT_RUN = {
         "python -m benchmarks.convolutions",
         "python -m benchmarks.drop_in --write",
         "python -m benchmarks.drop_masked",
+        "python -m benchmarks.first_call",
         "python -m benchmarks.input_pipeline",
         "python -m benchmarks.input_pipeline --config configs/sherlock_full_data.yaml --rounds 3",
         "python -m benchmarks.load_memory",
@@ -270,7 +276,6 @@ NOT_RUN = {
         "python -m benchmarks.population",
         "python -m benchmarks.predict",
         "python -m benchmarks.startup",
-        "python -m benchmarks.step_memory",
         "python -m benchmarks.steps_per_call",
         "python -m benchmarks.torch_backend --json backend.json",
     ],

@@ -5,11 +5,13 @@ two operators are missing. `declare_torchvision` declares them, without kernels;
 torchvision's own CPU wheel: pip install torchvision --index-url https://download.pytorch.org/whl/cpu
 """
 
+import argparse
 import importlib.util
 import pathlib
 import re
 import sys
 import sysconfig
+from collections.abc import Sequence
 from typing import Any
 
 PTH = "torchvision_operators.pth"  # in an environment's site-packages: every Python that starts there runs its line
@@ -50,8 +52,13 @@ def declare_at_import() -> None:
     sys.meta_path.insert(0, _BeforeTorchvision())
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Let every Python of this environment declare them if torchvision is not torch's build (`make` calls this)."""
+    argparse.ArgumentParser(
+        prog="python -m torch_bridge.torchvision_operators",
+        description="Let `import torchvision` work in every Python of this environment where torchvision's build is "
+        "for CUDA and torch's is not: declare the two operators that it lacks. Elsewhere, take the declaration back.",
+    ).parse_args(argv)
     file = pathlib.Path(sysconfig.get_path("purelib")) / PTH
     declare_torchvision()
     if _declared:
@@ -59,7 +66,8 @@ def main() -> None:
         print(f"torchvision is a CUDA build beside a CPU build of torch: {file} declares its operators")
     else:
         file.unlink(missing_ok=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

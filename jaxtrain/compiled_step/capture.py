@@ -283,5 +283,5 @@ class _Compiled:
     def _update(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> tuple:
         """Add the gradients of one batch and update the weights. Traced."""
         state, (loss, outputs, _) = self._accumulate(arrays, opt_state, grads, values, free, numbers, limit, count)
-        state, norm = update(self._step.updates, self._divisor, *state, numbers=numbers, limit=limit)
+        state, norm = update(self._step, self._divisor, *state, numbers=numbers, limit=limit)
         return state, (loss, outputs, norm)

@@ -28,7 +28,13 @@ MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more,
 
 
 class CompiledStep:
-    """One compiled update, made by `compile` and `compile_many`. count: calls so far. clip_norm: may be changed."""
+    """One compiled update, made by `compile` and `compile_many`.
+
+    count: calls so far. clip_norm: may be changed. clipped: a module whose parameters alone are clipped and counted in
+    the norm; None: all that the optimizer holds. Set before the first call, and for `prepare` alone.
+    """
+
+    clipped: Any = None
 
     def __init__(
         self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
@@ -303,8 +309,15 @@ class CompiledStep:
         """Return the update as a separate program, for gradients that the processes have averaged."""
         key = "update", divisor, self.updates.switches()
         if key not in self._programs:
-            self._programs[key] = compile_update(self.updates, divisor)
+            self._programs[key] = compile_update(self, divisor)
         return self._programs[key]
+
+    def clipped_names(self) -> set[str] | None:
+        """Return the names of the parameters whose gradients are clipped; None for all."""
+        if self.clipped is None:
+            return None
+        names = self.weights.names
+        return {names[id(parameter)] for parameter in self.clipped.parameters() if id(parameter) in names}
 
     def after_call(self, updated: list[str] | None) -> None:
         """Count a call and finish its update. updated: the parameters that were updated; None if it does not update."""

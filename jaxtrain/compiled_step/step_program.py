@@ -118,28 +118,28 @@ class StepProgram:
     def _update(self, arrays, opt_state, grads: Arrays, values, numbers, limit, count) -> tuple:
         """Add the gradients of one batch and update the weights. Traced."""
         state, (loss, parts, _) = self._accumulate(arrays, opt_state, grads, values, numbers, limit, count)
-        state, norm = update(self._step.updates, self._divisor, *state, numbers=numbers, limit=limit)
+        state, norm = update(self._step, self._divisor, *state, numbers=numbers, limit=limit)
         return state, (loss, parts, norm)
 
 
-def update(
-    updates: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Arrays, numbers: Any, limit: Any
-) -> tuple:
+def update(step: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Arrays, numbers: Any, limit: Any) -> tuple:
     """Clip the gradients and update the parameters that have one; return the new state and the norm. Traced."""
     if divisor > 1:
         grads = {name: value / divisor for name, value in grads.items()}
     norm = None
     if limit is not None:
-        norm = global_norm(grads)
-        grads = clip(grads, norm, limit)
-    moved = {name: arrays[name] for name in updates.keys if name in grads}
-    params, opt_state = updates.compiled(list(moved))(grads, opt_state, moved, numbers)
+        names = step.clipped_names()
+        counted = grads if names is None else {name: value for name, value in grads.items() if name in names}
+        norm = global_norm(counted)
+        grads = grads | clip(counted, norm, limit)
+    moved = {name: arrays[name] for name in step.updates.keys if name in grads}
+    params, opt_state = step.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
     return (arrays | params, opt_state, {}), norm
 
 
-def compile_update(updates: Any, divisor: int) -> Callable:
+def compile_update(step: Any, divisor: int) -> Callable:
     """Compile the update alone, for gradients that the processes have averaged."""
-    return jax.jit(functools.partial(update, updates, divisor), donate_argnums=(0, 1))
+    return jax.jit(functools.partial(update, step, divisor), donate_argnums=(0, 1))
 
 
 def _exchanging_forwards(step: Any, graph: Any) -> Sequence[tuple[str, bool]]:

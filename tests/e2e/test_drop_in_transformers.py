@@ -80,6 +80,53 @@ def test_the_curve_and_the_files_are_transformers(tmp_path, options):
     assert listed[0] == listed[1]
 
 
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"x": torch.randn(6, generator=torch.Generator().manual_seed(index)), "labels": float(index % 3)}
+
+
+class ClearsAll(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, optimizer, **more):
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("clears", [False, True], ids=["added up", "cleared"])
+def test_weights_of_the_loss_itself_are_trained_and_neither_clipped_nor_counted_in_the_norm(tmp_path, clears):
+    """transformers clears the gradients of the model alone, so the loss's add up unless a library clears them."""
+    weights, curves = [], []
+    for name, engine in ENGINES.items():
+        torch.manual_seed(0)
+        model, head = torch.nn.Linear(6, 4), torch.nn.Linear(4, 1)
+
+        class WithHead(engine):
+            clears_all_gradients = clears
+
+            def compute_loss(self, model, inputs, head=head, **more):
+                return ((head(model(inputs["x"]))[:, 0] - inputs["labels"]) ** 2).mean()
+
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / name), per_device_train_batch_size=4, max_steps=6, max_grad_norm=0.05,
+            logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+            remove_unused_columns=False,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+        made = WithHead(model, arguments, train_dataset=Points(), optimizers=(optimizer, None))
+        if clears:
+            made.add_callback(ClearsAll())
+        made.train()
+        if name == "jaxtrain":
+            assert (made._step is not None) == clears  # compiled, or left to torch
+        weights.append([*model.state_dict().values(), *head.state_dict().values()])
+        curves.append(curve(made))
+    assert len(curves[0]) == 18
+    np.testing.assert_allclose(*curves, rtol=1e-5)
+    for theirs, mine in zip(*weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 class Varying(Sentences):
     def __getitem__(self, index):
         item = super().__getitem__(index)

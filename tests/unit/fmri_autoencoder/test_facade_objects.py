@@ -139,7 +139,7 @@ def test_the_parts_are_modules_of_their_own():
 
 
 PARTS = {
-    "VideoEncoder": {"input_height": 3, "input_width": 4, "output_features": 9, "frames_per_tr": 2},
+    "VideoEncoder": {"input_dim": 72, "output_features": 9, "gradient_checkpointing": True},
     "AudioEncoder": {"input_mels": 5, "output_features": 9, "frames_per_tr": 3, "use_encodec": True},
     "TextEncoder": {"input_dim": 6, "output_features": 4},
     "MultimodalEncoder": {name: HEAD[name] for name in ("video_height", "n_voxels", "use_encodec", "widths")},
@@ -245,12 +245,12 @@ def test_metrics_are_torchs():
 
 def test_the_metrics_call_their_argument_as_the_original_does():
     prediction, target = torch.rand(5, 9), torch.rand(5, 9)
-    found = giblet.compute_correlation_metric(pred=prediction, target=target, dim=1)
+    found = giblet.compute_correlation_metric(predicted=prediction, target=target, dim=1)
     assert torch.equal(found, giblet.compute_correlation_metric(prediction, target))
 
 
 def test_a_checkpoint_in_half_precision_makes_a_float32_model(model, generation, tmp_path):
-    model.bfloat16().save_checkpoint(tmp_path / "m.pt")
+    model.bfloat16().save_checkpoint(tmp_path / "m.pt", epoch=0)
     rest = model.options.model_dump(exclude=set(model.SAVED))
     again, _ = type(model).load_checkpoint(tmp_path / "m.pt", **rest)
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}

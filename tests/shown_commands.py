@@ -151,9 +151,6 @@ ELSEWHERE = {
     "test_what_imports_torchvision_can_be_imported_and_its_models_compute": [
         "python -m torch_bridge.torchvision_operators",
     ],
-    "tests/e2e/test_captured_loops.py::test_a_step_tells_what_was_captured_and_at_which_line_it_was_not": [
-        "JAXTRAIN_CAPTURE=dynamo python train.py",
-    ],
     "tests/e2e/test_own_script.py::test_two_processes_of_a_script_train_the_model_of_one": [
         "torchrun --nproc_per_node=8 train.py",
         "torchrun --nproc_per_node=2 train.py",

@@ -95,14 +95,15 @@ class Capture:
         if not new:
             return contextlib.nullcontext()
         leaves = [leaf for leaf in jax.tree.leaves(values) if type(leaf).__module__.partition(".")[0] in ARRAYS]
-        shapes = [_shape(leaf) for leaf in leaves if hasattr(leaf, "shape")]
+        shapes = [shape for leaf in leaves if (shape := _shape(leaf))]
         more = f" and {len(shapes) - 4} more" if len(shapes) > 4 else ""
         return self.step.waits.during(what, f"inputs of shapes {', '.join(shapes[:4]) or 'no arrays'}{more}")
 
     @property
     def programs(self) -> list[Any]:
         """Return the compiled programs so far."""
-        return [program for graph in self.graphs for program in graph.program.compiled.values()]
+        programs = {id(graph.program): graph.program for graph in self.graphs}  # graphs that compute alike share one
+        return [compiled for program in programs.values() for compiled in program.compiled.values()]
 
     def explain(self) -> str:
         """Return which graphs of the loss were captured, and why each after the first; or why none was, with the user's
@@ -126,7 +127,10 @@ class Capture:
 
 
 def _shape(leaf: Any) -> str:
-    return "nested" if getattr(leaf, "is_nested", False) else str(tuple(leaf.shape))
+    try:
+        return str(tuple(leaf.shape))
+    except Exception:  # a nested tensor has none
+        return ""
 
 
 class CapturedProgram:

@@ -33,8 +33,8 @@ IN_TORCH = {  # name -> why it is not one program
 PROGRAMS = {  # name -> how many programs it needs, where that is more than one: a number is a constant in the first
     **dict.fromkeys("attribute_beta counter_in_forward counter_that_warms_up math_of_number".split(), 2),
     **dict.fromkeys("global_that_changes text_in_batch features_list_by_hooks running_average_in_python".split(), 2),
-    **dict.fromkeys("requires_grad_flips layer_replaced criterion_exchanged gan logs_every_fifth".split(), 2),
-    **dict.fromkeys("branch_on_number branch_every_third float_branch".split(), 3),
+    **dict.fromkeys("requires_grad_flips layer_replaced criterion_exchanged gan".split(), 2),
+    **dict.fromkeys("branch_on_number branch_every_third float_branch logs_every_fifth".split(), 3),
     "lookup_by_number": 4,
     "short_last_batch": 4,  # the first size once more, when sizes have become symbolic
 }

@@ -8,6 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow, torch.sym_float}
 _SHAPED_BY_SCALARS = ("aten.arange.", "aten.range.")
 
 
@@ -86,6 +87,8 @@ def _as_size(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     """Return True if the user must know the number while it is compiled."""
     if user.op == "output":
         return False
+    if user.target in _ARITHMETIC:  # with a number of the program: a value read by item()
+        return any(_as_size(further, user) for further in user.users)
     if not isinstance(user.target, torch._ops.OpOverload):
         return True
     if str(user.target).startswith(_SHAPED_BY_SCALARS):

@@ -43,6 +43,21 @@ class Captured:
             dict(zip(self.gradients, gradients, strict=True)),
         )
 
+    def computes_as(self, other: "Captured") -> bool:
+        """Return True if both are the same operators on inputs of the same sizes: one program runs both."""
+        return _alike(self) is not None and _alike(self) == _alike(other)
+
+
+def _alike(captured: Captured) -> tuple | None:
+    """Return what makes a graph what it is; None for one with constants, or with sizes or numbers that may change."""
+    program = captured.program
+    values = [node.meta.get("val") for node in program.inputs]
+    changes = lambda value: not isinstance(value, torch.Tensor) or any(type(size) is not int for size in value.shape)
+    if any(map(changes, values)) or any(node.op == "get_attr" for node in program.module.graph.nodes):
+        return None
+    forms = tuple((value.dtype, tuple(value.shape), value.device) for value in values)
+    return program.module.code, forms, captured.mutated, captured.outputs, captured.gradients
+
 
 def joint_graph(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], differentiable: Sequence[int], loss_index: int

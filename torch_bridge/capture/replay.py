@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_bridge.lowering.errors import CannotRecord
+from torch_bridge.lowering.errors import CannotRecord, StaysInTorch
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _FUNCTION = torch.ops.higher_order.autograd_function_apply
@@ -100,7 +100,8 @@ def _(values, known):
 
 
 def check_backward(gm: torch.fx.GraphModule) -> None:
-    """Raise CannotRecord for a graph whose backward pass would not be torch's."""
+    """Raise CannotRecord or StaysInTorch for a graph whose backward pass would not be torch's."""
+    _check_statistics(gm)
     twice = any(node.kwargs.get("create_graph") for node in nodes_of(gm) if node.target is torch.autograd.grad)
     for inner in gm.modules():
         for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
@@ -108,6 +109,27 @@ def check_backward(gm: torch.fx.GraphModule) -> None:
                 raise CannotRecord("it differentiates the backward of an autograd.Function")
             if node.target is _CHECKPOINT:
                 _check_checkpoint(getattr(inner, node.args[0].target), node.kwargs, twice)
+
+
+def _check_statistics(gm: torch.fx.GraphModule) -> None:
+    """Raise StaysInTorch for a BatchNorm that evaluates and then writes its statistics: torch's kernel keeps no copy of
+    those that it normalised with, and its backward pass reads the later ones."""
+    read: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        if _name(node) != "batch_norm":
+            continue
+        given = dict(
+            zip(("input", "running_mean", "running_var", "weight", "bias", "training"), node.args, strict=False)
+        )
+        given |= node.kwargs
+        mean, training = given.get("running_mean"), given.get("training", False)
+        if training and mean in read:
+            raise StaysInTorch(
+                "a BatchNorm runs in eval() and then in train() before one backward pass, whose gradients torch "
+                "computes with the statistics that the second call has written"
+            )
+        if mean is not None and not training and node.meta["example_value"].requires_grad:
+            read.add(mean)
 
 
 def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) -> None:

@@ -6,6 +6,7 @@ the optimizer and scheduler that transformers made; either side resumes the othe
 is transformers' own: `from jaxtrain.transformers import AutoTokenizer, Trainer, TrainingArguments`.
 """
 
+import contextlib
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets.map_style import TorchRandom
+from torch_bridge.lowering.errors import NotCaptured
 from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
@@ -104,11 +106,14 @@ class CompiledTraining:
         batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
         step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # for the random keys
         updating = self.accelerator.sync_gradients
+        counts = {STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
+        if num_items_in_batch is not None:
+            counts[ITEMS] = torch.as_tensor(num_items_in_batch).float()
         try:
+            with contextlib.suppress(NotCaptured):
+                return self._finish(step.captured(batch | counts, updating), updating)
             batch, python = self._items.inputs(batch, {})
-            batch |= {PYTHON: python, STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
-            if num_items_in_batch is not None:
-                batch[ITEMS] = torch.as_tensor(num_items_in_batch).float()
+            batch |= {PYTHON: python, **counts}
             call = step.prepare(batch, update=updating)
             left = sorted(step.record.left)
             reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
@@ -166,9 +171,10 @@ class CompiledTraining:
         return self._step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """Call compute_loss, and divide its result as transformers' training_step does. Recorded once."""
+        """Call compute_loss, and divide its result as transformers' training_step does. Captured, or recorded."""
         inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS, PYTHON)}
-        inputs = self._items.put(inputs, self._items.stand_ins(batch[PYTHON]))
+        if PYTHON in batch:
+            inputs = self._items.put(inputs, self._items.stand_ins(batch[PYTHON]))
         items = batch.get(ITEMS)
         loss = self.compute_loss(model, inputs, num_items_in_batch=items)
         scaled = getattr(self, "loss_is_scaled_for_ga", None)

@@ -156,7 +156,7 @@ class CompiledStep:
             try:
                 self._compares = True
                 with contextlib.suppress(self.weights.bridge.NotCaptured):
-                    return self._captured(batch, update)
+                    return self.captured(batch, update)
                 call = self.prepare(batch, update)
                 reason = self.changes
                 if not reason or not hasattr(self.optimizer, "param_groups"):
@@ -175,8 +175,9 @@ class CompiledStep:
             return take_over(self, batch, update, reason, refused)
         return self.torch(batch, update)
 
-    def _captured(self, batch: Any, update: bool | None) -> Any:
-        """Run a call whose loss Dynamo captures. Raises NotCaptured if nothing of it has run."""
+    def captured(self, batch: Any, update: bool | None = None) -> Any:
+        """Run a call as `step(batch, update)` does, if Dynamo captures its loss. Raises NotCaptured or, for what torch
+        has to run, CannotRecord, when nothing of it has run."""
         if self.capture.refused is not None:
             raise self.capture.refused
         if isinstance(self.updates, UpdateInTorch) or self.weights.bridge.watched_in_torch():

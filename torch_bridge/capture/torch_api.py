@@ -10,6 +10,8 @@ import functools
 import inspect
 import itertools
 import linecache
+import os
+import pathlib
 import re
 import sys
 import sysconfig
@@ -232,8 +234,11 @@ def unguarded_line(symbolic: bool) -> str:
     return ""
 
 
+_OWN = tuple(str(pathlib.Path(__file__).parents[2] / name) + os.sep for name in ("jaxtrain", "torch_bridge"))
+
+
 def _is_users_file(file: str) -> bool:
-    others = (sysconfig.get_path("stdlib"), "site-packages", "torch_bridge", "<frozen ", "<eval_with_key>")
+    others = (sysconfig.get_path("stdlib"), "site-packages", "<frozen ", "<eval_with_key>", *_OWN)
     return not any(part in file for part in others)
 
 

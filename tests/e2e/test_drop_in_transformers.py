@@ -67,8 +67,13 @@ def curve(made) -> list[float]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gradient_accumulation_steps": 3}, {"label_smoothing_factor": 0.1, "lr_scheduler_type": "cosine"}],
-    ids=["plain", "accumulation", "smoothing"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"gradient_accumulation_steps": 3}, id="accumulation"),
+        pytest.param(
+            {"label_smoothing_factor": 0.1, "lr_scheduler_type": "cosine"}, id="smoothing", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_the_curve_and_the_files_are_transformers(tmp_path, options):
     runs = {name: trainer(name, tmp_path / name, **options) for name in ENGINES}

@@ -95,7 +95,10 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
+QUICK = {"add_", "a view", "detached"}  # of a kind each; the others are among the slow tests
+
+
+@pytest.mark.parametrize("write", [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WRITES])
 def test_a_write_to_a_known_tensor_is_seen_through_all_its_views(write):
     def loss(field, y):
         a = torch.arange(3.0)

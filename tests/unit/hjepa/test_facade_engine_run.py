@@ -98,7 +98,7 @@ def test_a_second_trainer_in_a_folder_begins_with_its_own_model(tmp_path):
     torch.testing.assert_close(again.model.predictor.head.weight, second.model.predictor.head.weight, atol=0.3, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["step", "zero_grad"])
+@pytest.mark.parametrize("name", ["step", pytest.param("zero_grad", marks=pytest.mark.slow)])
 def test_an_optimizer_that_is_spied_on_is_called_by_the_host_loop(name, tmp_path):
     trainer = real_of_two_levels(tmp_path)
     with mock.patch.object(trainer.optimizer, name, wraps=getattr(trainer.optimizer, name)) as called:

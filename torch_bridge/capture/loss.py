@@ -179,8 +179,8 @@ class CapturedLoss:
                 raise
             if stays_in_torch(cause := torch_api.cause_of(error)):
                 raise cause from None
-            if what := torch_api.of_system(cause):
-                raise StaysInTorch(f"{self.name} asks for {what}, whose answer may change from call to call") from None
+            if what := torch_api.of_python(cause):
+                raise StaysInTorch(f"{self.name} {what}") from None
             raise _not_captured(error) from error
         return found
 

@@ -221,14 +221,15 @@ def stale() -> str:
 
 def unguarded_line(symbolic: bool) -> str:
     """Return a line of the user's code being captured whose outcome Dynamo does not guard: an `except` clause, as a key
-    may appear later, what reads the process's environment, and if sizes or integers may be `symbolic`, an `in`, which
-    compares them wrongly. "" if there is none. Call it while the graph is compiled."""
+    may appear later, what reads the process's environment, a Function that asks for gradients that are None, and if
+    sizes or integers may be `symbolic`, an `in`, which compares them wrongly. "" if there is none. Call it while the
+    graph is compiled."""
     unguarded = {"CHECK_EXC_MATCH", "CONTAINS_OP"} if symbolic else {"CHECK_EXC_MATCH"}
-    environment = {"environ", "environb", "getenv", "getenvb"}
+    unguarded_names = {"environ", "environb", "getenv", "getenvb", "set_materialize_grads"}
     for code in torch._guards.TracingContext.get_traced_code() or ():
         if _is_users_file(code.co_filename):
             for step in dis.get_instructions(code):
-                if step.opname in unguarded or (type(step.argval) is str and step.argval in environment):
+                if step.opname in unguarded or (type(step.argval) is str and step.argval in unguarded_names):
                     line = step.positions.lineno if step.positions else code.co_firstlineno
                     return f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line or 1).strip()}"
     return ""
@@ -300,11 +301,15 @@ _OF_SYSTEM = re.compile(
 )
 
 
-def of_system(error: BaseException) -> str:
-    """Return what a call asked of the operating system or the thread, for which Dynamo has not captured it, as the
-    answer may be another at each call; "" if it is refused for something else."""
-    found = _OF_SYSTEM.search(str(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
-    return next(filter(None, found.groups())) if found else ""
+def of_python(error: BaseException) -> str:
+    """Return why Dynamo has not captured a call that only Python can run: it asks the operating system or the thread,
+    whose answer may be another at each call, or a backward pass changes something in Python. "" for another reason."""
+    if not isinstance(error, torch._dynamo.exc.Unsupported):
+        return ""
+    if "Unsafe side effect" in str(error):
+        return "changes something in Python inside a checkpoint or a torch.autograd.Function"
+    found = _OF_SYSTEM.search(str(error))
+    return f"asks for {next(filter(None, found.groups()))}, whose answer may change from call to call" if found else ""
 
 
 def is_limit(error: BaseException) -> bool:

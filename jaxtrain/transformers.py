@@ -68,15 +68,15 @@ class _Unseen:
 
 class CompiledTraining:
     """Mixin in front of a trainer of transformers, or of a library that builds on it: replaces the training step, and
-    writes weights back before evaluation and saving."""
+    writes weights back before evaluation and saving. Attributes begin with _xla_: TRL's trainers have a _step, too."""
 
-    _step: Any = _Unseen()  # CompiledStep; None before the first step
-    _lengths: Any = _Unseen()  # RoundedLengths
-    _items: Any = _Unseen()  # PythonItems
+    _xla_step: Any = _Unseen()  # CompiledStep; None before the first step
+    _xla_lengths: Any = _Unseen()  # RoundedLengths
+    _xla_items: Any = _Unseen()  # PythonItems
     clears_all_gradients = False  # transformers clears those of the model; a library may clear the loss's own, too
-    _logs = False  # compute_loss calls self.log
-    _micro = 0  # micro-batches since the last update
-    _apart = True  # a training_step called outside train() runs in torch and leaves gradients
+    _xla_logs = False  # compute_loss calls self.log
+    _xla_micro = 0  # micro-batches since the last update
+    _xla_apart = True  # a training_step called outside train() runs in torch and leaves gradients
 
     def create_accelerator_and_postprocess(self) -> None:
         """Refuse arguments without a counterpart. transformers calls this before it uploads or builds anything."""
@@ -90,12 +90,12 @@ class CompiledTraining:
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
-        if self._step is not None and self._step.ahead:
-            self._step.sync()
+        if self._xla_step is not None and self._xla_step.ahead:
+            self._xla_step.sync()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Run one micro-batch; the last one of an update also clips the gradients and updates the weights."""
-        if self._apart:
+        if self._xla_apart:
             return super().training_step(model, inputs, num_items_in_batch)
         try:
             step = self._compiled(model)
@@ -104,7 +104,9 @@ class CompiledTraining:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         batch = dict(self._fitted(model, self._prepare_inputs(inputs)))
-        step.count = self.state.global_step * self.args.gradient_accumulation_steps + self._micro  # for the random keys
+        step.count = (
+            self.state.global_step * self.args.gradient_accumulation_steps + self._xla_micro
+        )  # for the random keys
         updating = self.accelerator.sync_gradients
         counts = {STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
         if num_items_in_batch is not None:
@@ -112,12 +114,12 @@ class CompiledTraining:
         try:
             with contextlib.suppress(NotCaptured):
                 return self._finish(step.captured(batch | counts, updating), updating)
-            batch, python = self._items.inputs(batch, {})
+            batch, python = self._xla_items.inputs(batch, {})
             batch |= {PYTHON: python, **counts}
             call = step.prepare(batch, update=updating)
             left = sorted(step.record.left)
             reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
-            reason = "compute_loss logs" if self._logs else reason or wide_entry(step, batch)
+            reason = "compute_loss logs" if self._xla_logs else reason or wide_entry(step, batch)
             if not reason:
                 return self._finish(call(), updating)
         except CannotRecord as error:
@@ -126,7 +128,7 @@ class CompiledTraining:
         return super().training_step(model, inputs, num_items_in_batch)
 
     def _finish(self, loss: Any, updating: bool) -> torch.Tensor:
-        self._micro = 0 if updating else self._micro + 1
+        self._xla_micro = 0 if updating else self._xla_micro + 1
         return torch.tensor(float(loss), device=self.args.device)
 
     def _overriding(self, method: str) -> str:
@@ -138,43 +140,45 @@ class CompiledTraining:
     def _go_apart(self, reason: str) -> None:
         """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled."""
         print(f"{reason}: forward and backward of the model run compiled, updates run in torch")
-        self._apart = True
-        if self._step is not None:
+        self._xla_apart = True
+        if self._xla_step is not None:
             self.sync()
-            set_gradients(self._step.weights.tensors, self._step.weights.tensors.values(), self._step.grads)
+            set_gradients(self._xla_step.weights.tensors, self._xla_step.weights.tensors.values(), self._xla_step.grads)
         for part in (self.model, *parts_of(self.model)):
             compile_forward(part)
 
     def _fitted(self, model: Any, inputs: Any) -> Any:
         """Return the inputs, padded to one of a few shapes if they come in many lengths."""
         loader = self.callback_handler.train_dataloader
-        if self._lengths is None:
-            self._lengths = RoundedLengths(print)
+        if self._xla_lengths is None:
+            self._xla_lengths = RoundedLengths(print)
             if has_collate(loader) and not uses_batch_statistics(model):
                 loss = lambda rows: self.compute_loss(model, self._prepare_inputs(rows))
                 value = lambda rows: value_of(model, loss, rows)
                 given = loader.dataset, loader.collate_fn, self._train_batch_size, len(loader)
-                self._lengths.learn(*given, value, [TorchRandom()])
-        return self._lengths.fit(inputs)
+                self._xla_lengths.learn(*given, value, [TorchRandom()])
+        return self._xla_lengths.fit(inputs)
 
     def _compiled(self, model: Any) -> CompiledStep:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate wraps it
-        if self._step is None or self._step.optimizer is not optimizer:
+        if self._xla_step is None or self._xla_step.optimizer is not optimizer:
             model_parameters = set(map(id, model.parameters()))
             outside = any(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
             if outside and not self.clears_all_gradients:
                 raise UserError("the optimizer holds parameters outside the model, whose gradients are never cleared")
-            self._step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
-            self._step.clipped = model  # not a loss's parameters, which the optimizer may hold too
+            self._xla_step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
+            self._xla_step.clipped = model  # not a loss's parameters, which the optimizer may hold too
         limit = self.args.max_grad_norm  # a callback may change it
-        self._step.clip_norm = limit if limit and limit > 0 else float("inf")  # never None: transformers logs the norm
-        return self._step
+        self._xla_step.clip_norm = (
+            limit if limit and limit > 0 else float("inf")
+        )  # never None: transformers logs the norm
+        return self._xla_step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Call compute_loss, and divide its result as transformers' training_step does. Captured, or recorded."""
         inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS, PYTHON)}
         if PYTHON in batch:
-            inputs = self._items.put(inputs, self._items.stand_ins(batch[PYTHON]))
+            inputs = self._xla_items.put(inputs, self._xla_items.stand_ins(batch[PYTHON]))
         items = batch.get(ITEMS)
         loss = self.compute_loss(model, inputs, num_items_in_batch=items)
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
@@ -183,38 +187,38 @@ class CompiledTraining:
         return loss if scaled else loss / batch[STEPS]
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        if self._apart:
+        if self._xla_apart:
             return super()._clip_grad_norm(model)
-        return torch.tensor(float(self._step.grad_norm))  # clipped inside the step
+        return torch.tensor(float(self._xla_step.grad_norm))  # clipped inside the step
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if self._apart:
+        if self._xla_apart:
             return super()._get_grad_norm(model, grad_norm)
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
     def _inner_training_loop(self, *arguments: Any, **options: Any) -> Any:
         if self.args.n_gpu > 1:  # of a model that spans several, transformers has made it 1
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
-        self._step, self._lengths, self._micro = None, None, 0
-        self._items = PythonItems("compute_loss")
+        self._xla_step, self._xla_lengths, self._xla_micro = None, None, 0
+        self._xla_items = PythonItems("compute_loss")
         callbacks = self.callback_handler.callbacks
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{kind}.{name}" for name in STEP_METHODS if (kind := self._overriding(name))]
         processes = self.args.world_size
-        self._apart = processes > 1 or bool(readers)
-        if self._apart:
+        self._xla_apart = processes > 1 or bool(readers)
+        if self._xla_apart:
             self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
         try:
             with host_memory.kept():
                 return super()._inner_training_loop(*arguments, **options)
         finally:
-            self._apart = True
+            self._xla_apart = True
 
     @signature_of(transformers.Trainer.log)
     def log(self, *arguments: Any, **options: Any) -> None:
         """Log as transformers does. A compute_loss that logs is run by torch, as a recording has no values to log."""
         if RECORDING.active:
-            self._logs = True
+            self._xla_logs = True
         else:
             super().log(*arguments, **options)
 

@@ -138,7 +138,7 @@ def test_kto_has_trls_losses(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_generation_and_rewards_are_trls(tmp_path, capsys, kind):
-    options = {"num_generations": 2, "max_completion_length": 6, "max_steps": COMMON["max_steps"]}
+    options = {"num_generations": 2, "max_completion_length": 6, "max_steps": COMMON["max_steps"], "beta": 0.0}
     compare(tmp_path, capsys, kind, prompts, options=options, reward_funcs=lambda: longest)
 
 

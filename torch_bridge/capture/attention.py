@@ -5,7 +5,7 @@ backward pass, and taking one half apart gives wrong gradients. While `one_opera
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,16 +15,22 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextlib.contextmanager
-def one_operator() -> Iterator[None]:
+def one_operator() -> Iterator["AsOne"]:
     """Inside the context, scaled_dot_product_attention is torch_bridge.attention; with dropout, plain operators."""
-    with _AsOne():
-        yield
+    with AsOne() as mode:
+        yield mode
 
 
-class _AsOne(TorchFunctionMode):
+class AsOne(TorchFunctionMode):
+    """call: what calls torch's functions, as (function, args, kwargs): their warnings name its line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.call: Callable = lambda function, args, kwargs: function(*args, **kwargs)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
+            return self.call(func, args, kwargs or {})
         return _attention(*args, **(kwargs or {}))
 
 

@@ -74,7 +74,9 @@ def joint_graph(
     gradient.
     """
     check_backward(gm)
-    seen: dict[str, Any] = {}
+    shapes = [size for value in example_inputs if isinstance(value, torch.Tensor) for size in value.shape]
+    changes = not all(type(size) is int for size in shapes)  # warnings would show symbols, and have been shown before
+    seen: dict[str, Any] = {}  # after the first of two passes
 
     def step(*arguments: Any) -> list:
         inputs = list(arguments)
@@ -83,7 +85,7 @@ def joint_graph(
                 inputs[place] = inputs[place].detach().requires_grad_()
             leaves = [inputs[place] for place in differentiable]
             with torch.fx.traceback.preserve_node_meta():  # the user's lines
-                outputs = list(Replay(gm).run(*inputs))
+                outputs = list(Replay(gm, mode, warns=not seen and not changes).run(*inputs))
             grads: list[Any] = []
             if leaves:
                 grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True))
@@ -97,7 +99,7 @@ def joint_graph(
             *(grad for grad in grads if grad is not None),
         ]
 
-    with one_operator():
+    with one_operator() as mode:
         graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules())
     missing = decompositions.without_lowering(graph)
     if missing:

@@ -4,15 +4,19 @@ Dynamo writes torch.utils.checkpoint and an autograd.Function as operators that 
 checkpoint would run once, where torch runs it twice, and a Function's backward would have no derivative.
 """
 
+import builtins
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_bridge.lowering.errors import CannotRecord, StaysInTorch
+from torch_bridge.capture.attention import AsOne
+from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, source_place
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _FUNCTION = torch.ops.higher_order.autograd_function_apply
@@ -22,7 +26,20 @@ _DRAWS = "dropout", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "
 
 class Replay(torch.fx.Interpreter):
     """Run a graph of Dynamo's. A checkpointed part runs again in the backward pass, after the gradients of its results
-    are known, and draws the random numbers of its first run: its nodes carry the mark that `Call.draw` reads."""
+    are known, and draws the random numbers of its first run: its nodes carry the mark that `Call.draw` reads.
+
+    mode: calls torch's functions, with the user's line as the caller, so that Python shows their warnings with it, by
+    the user's filters. warns: show them; Dynamo has run the functions before, and they may run again.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, mode: AsOne | None = None, warns: bool = False):
+        super().__init__(gm)
+        self._mode, self._warns = mode, warns
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if self._mode is not None:
+            self._mode.call = _caller(source_place(node.stack_trace) if self._warns else None)
+        return super().run_node(node)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is not _CHECKPOINT or _has_rules(kwargs) or torch.is_inference_mode_enabled():
@@ -30,6 +47,25 @@ class Replay(torch.fx.Interpreter):
         body, *inputs = args
         outputs = _Twice.apply(_Part(body, inputs), *inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+_SILENT = {
+    "__name__": "torch._dynamo.replayed",
+    "__builtins__": builtins,
+}  # whose warnings are ignored, as Dynamo's own are
+_globals: dict[str, dict[str, Any]] = {}  # by file: they hold Python's register of the warnings already shown
+
+
+def _caller(place: tuple[str, int] | None) -> Callable:
+    """Return a function of (function, args, kwargs) that calls it, at this line as Python sees it."""
+    call = lambda function, args, kwargs: function(*args, **kwargs)
+    if place is None:
+        return types.FunctionType(call.__code__, _SILENT)
+    file, line = place
+    if file not in _globals:
+        loaded = [name for name, module in list(sys.modules.items()) if getattr(module, "__file__", None) == file]
+        _globals[file] = {"__name__": loaded[0] if loaded else "__main__", "__builtins__": builtins}
+    return types.FunctionType(call.__code__.replace(co_filename=file, co_firstlineno=line), _globals[file])
 
 
 class _Part:

@@ -178,6 +178,13 @@ _INTERNALS = re.compile(
 MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 
 
+def source_place(stack_trace: str | None) -> tuple[str, int] | None:
+    """Return file and line of the innermost frame outside torch and this library; None if there is none."""
+    frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
+    outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
+    return (outside[-1]["file"], int(outside[-1]["line"])) if outside else None
+
+
 def source_line(stack_trace: str | None, own: bool = False) -> str:
     """Return `file:line  code` of the innermost frame outside torch and this library. If there is none, return the
     innermost frame of all, or "" with `own`."""

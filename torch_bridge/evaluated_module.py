@@ -39,7 +39,7 @@ class EvaluatedModule(torch.nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        vars(self)["_evaluating"] = not mode
+        self.__dict__["_evaluating"] = not mode
 
     def train(self, mode: bool = True) -> "EvaluatedModule":
         """Set the mode of calls; mode=True also sets the module to training mode. Returns self."""

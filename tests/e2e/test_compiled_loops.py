@@ -56,7 +56,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 3)]
+    ("name", "programs"), [("attribute", 2), ("class", 2), ("flag", 2), ("closure", 2), ("setting", 2), ("branch", 2)]
 )
 def test_a_python_value_that_changes_between_calls_is_torchs(name, programs):
     weight, settings = 0.0, {"decay": 0.0, "epoch": 0}

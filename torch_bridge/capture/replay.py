@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_bridge.capture import torch_api
 from torch_bridge.capture.attention import AsOne
 from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, source_place
 
@@ -49,10 +50,7 @@ class Replay(torch.fx.Interpreter):
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-_SILENT = {
-    "__name__": "torch._dynamo.replayed",
-    "__builtins__": builtins,
-}  # whose warnings are ignored, as Dynamo's own are
+_SILENT = {"__name__": torch_api.SILENT, "__builtins__": builtins}  # its warnings are ignored
 _globals: dict[str, dict[str, Any]] = {}  # by file: they hold Python's register of the warnings already shown
 
 

@@ -157,6 +157,9 @@ def whole(
     return call
 
 
+SILENT = "torch._dynamo.replayed"  # a name for code whose warnings `_ignore_advice` ignores, too
+
+
 @functools.cache
 def _ignore_advice() -> None:
     """Ignore what Dynamo advises about code that it does not capture: a compiled step tells it with the user's line."""

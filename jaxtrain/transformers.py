@@ -76,7 +76,7 @@ class CompiledTraining:
     clears_all_gradients = False  # transformers clears those of the model; a library may clear the loss's own, too
     _xla_logs = False  # compute_loss calls self.log
     _xla_micro = 0  # micro-batches since the last update
-    _xla_apart = True  # a training_step called outside train() runs in torch and leaves gradients
+    _xla_off = True  # a training_step called outside train() runs in torch and leaves gradients
 
     def create_accelerator_and_postprocess(self) -> None:
         """Refuse arguments without a counterpart. transformers calls this before it uploads or builds anything."""
@@ -95,7 +95,7 @@ class CompiledTraining:
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Run one micro-batch; the last one of an update also clips the gradients and updates the weights."""
-        if self._xla_apart:
+        if self._xla_off:
             return super().training_step(model, inputs, num_items_in_batch)
         try:
             step = self._compiled(model)
@@ -140,7 +140,7 @@ class CompiledTraining:
     def _go_apart(self, reason: str) -> None:
         """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled."""
         print(f"{reason}: forward and backward of the model run compiled, updates run in torch")
-        self._xla_apart = True
+        self._xla_off = True
         if self._xla_step is not None:
             self.sync()
             set_gradients(self._xla_step.weights.tensors, self._xla_step.weights.tensors.values(), self._xla_step.grads)
@@ -187,12 +187,12 @@ class CompiledTraining:
         return loss if scaled else loss / batch[STEPS]
 
     def _clip_grad_norm(self, model: Any) -> torch.Tensor:
-        if self._xla_apart:
+        if self._xla_off:
             return super()._clip_grad_norm(model)
         return torch.tensor(float(self._xla_step.grad_norm))  # clipped inside the step
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if self._xla_apart:
+        if self._xla_off:
             return super()._get_grad_norm(model, grad_norm)
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
 
@@ -205,14 +205,14 @@ class CompiledTraining:
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{kind}.{name}" for name in STEP_METHODS if (kind := self._overriding(name))]
         processes = self.args.world_size
-        self._xla_apart = processes > 1 or bool(readers)
-        if self._xla_apart:
+        self._xla_off = processes > 1 or bool(readers)
+        if self._xla_off:
             self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
         try:
             with host_memory.kept():
                 return super()._inner_training_loop(*arguments, **options)
         finally:
-            self._xla_apart = True
+            self._xla_off = True
 
     @signature_of(transformers.Trainer.log)
     def log(self, *arguments: Any, **options: Any) -> None:

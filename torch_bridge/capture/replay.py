@@ -118,8 +118,8 @@ class _Twice(torch.autograd.Function):
         if not reached:
             return (None,) * (1 + len(inputs))
         ys, known = map(list, zip(*reached, strict=True))
-        found = iter(torch.autograd.grad(ys, leaves, known, allow_unused=True))
-        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+        gradients = iter(torch.autograd.grad(ys, leaves, known, allow_unused=True))
+        return None, *(next(gradients) if needed else None for needed in ctx.needs_input_grad[1:])
 
 
 @torch.library.custom_op("torch_bridge::after", mutates_args=())
@@ -152,11 +152,11 @@ def _check_statistics(gm: torch.fx.GraphModule) -> None:
     for node in gm.graph.nodes:
         if _name(node) != "batch_norm":
             continue
-        given = dict(
+        arguments = dict(
             zip(("input", "running_mean", "running_var", "weight", "bias", "training"), node.args, strict=False)
         )
-        given |= node.kwargs
-        mean, training = given.get("running_mean"), given.get("training", False)
+        arguments |= node.kwargs
+        mean, training = arguments.get("running_mean"), arguments.get("training", False)
         if training and mean in read:
             raise StaysInTorch(
                 "a BatchNorm runs in eval() and then in train() before one backward pass, whose gradients torch "

@@ -311,8 +311,8 @@ def of_python(error: BaseException) -> str:
         return ""
     if "Unsafe side effect" in str(error):
         return "changes something in Python inside a checkpoint or a torch.autograd.Function"
-    found = _OF_SYSTEM.search(str(error))
-    return f"asks for {next(filter(None, found.groups()))}, whose answer may change from call to call" if found else ""
+    match = _OF_SYSTEM.search(str(error))
+    return f"asks for {next(filter(None, match.groups()))}, whose answer may change from call to call" if match else ""
 
 
 def is_limit(error: BaseException) -> bool:

@@ -175,13 +175,13 @@ def batch_memory() -> dict[str, Any]:
 def compiled_calls(place: str) -> dict[str, Any]:
     import torch
 
-    from torch_bridge.compiled_call import compiled_forwards
+    from torch_bridge.capture import module_call
 
     torch.backends.cudnn.allow_tf32 = False
     module = network().to(place)
     twin = copy.deepcopy(module)
     theirs = in_torch(twin, place)
-    with compiled_forwards(module):
+    with module_call.compiled_calls(module):
         ours = in_torch(module, place)
         began = time.perf_counter()
         in_torch(module, place)

@@ -15,7 +15,7 @@ from accelerate import DistributedType
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
-from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.from_torch import unwrapped
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ REFUSED = {
 class Accelerator(accelerate.Accelerator):
     """accelerate.Accelerator whose prepared models are compiled. Arguments, methods and files are accelerate's own.
 
-    A forward pass that cannot be one program runs in torch around its compiled parts; a warning says why. Raises
-    UserError for DeepSpeed, FSDP, Megatron-LM and fp16.
+    The model is captured as `torch.compile` captures it, in several programs if it has to be. Raises UserError for
+    DeepSpeed, FSDP, Megatron-LM and fp16.
     """
 
     @signature_of(accelerate.Accelerator.__init__)
@@ -58,10 +58,8 @@ class Accelerator(accelerate.Accelerator):
         """Compile the model's forward and backward pass, then prepare it as accelerate does."""
         host_memory.keep()
         inner = unwrapped(model)
-        own = vars(inner).get("forward")
-        if not isinstance(own, CompiledForward) and "_compiled_forward" not in vars(inner):
-            inner.forward = CompiledForward(inner, own)
         if isinstance(model, torch._dynamo.OptimizedModule):
             model.forward = functools.partial(inner)  # replaces dynamo's compiled forward
-        inner._compiled_call_impl = None  # set by inner.compile(); it would run dynamo's version
+        inner._compiled_call_impl = None  # set by inner.compile(); it would run another backend's version
+        compile_calls([inner])
         return super().prepare_model(model, *arguments, **options)

@@ -20,7 +20,7 @@ from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
-from torch_bridge.compiled_call import compile_forward, parts_of
+from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering.errors import NotCaptured
 from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
@@ -144,8 +144,7 @@ class CompiledTraining:
         if self._xla_step is not None:
             self.sync()
             set_gradients(self._xla_step.weights.tensors, self._xla_step.weights.tensors.values(), self._xla_step.grads)
-        for part in (self.model, *parts_of(self.model)):
-            compile_forward(part)
+        compile_calls([self.model])
 
     def _fitted(self, model: Any, inputs: Any) -> Any:
         """Return the inputs, padded to one of a few shapes if they come in many lengths."""

@@ -12,9 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 TORCH_PACKAGES = {
     "certificate",
     "comparison",
-    "call_program",
     "capture",
-    "compiled_call",
     "evaluated_module",
     "torch_edits",
     "setting_edits",

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_bridge.compiled_call import compile_forward, parts_of
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
 from torch_bridge.lowering.recording.ready import is_mock, mocked
@@ -112,13 +111,6 @@ def in_evaluation(module: torch.nn.Module, function: Callable, args: tuple, kwar
     finally:
         for inner, training in modes:
             inner.training = training
-
-
-def compile_forwards(modules: Iterable[torch.nn.Module]) -> None:
-    """Make these modules run compiled wherever torch code calls them, from now on."""
-    for module in modules:
-        for inner in (module, *parts_of(module)):
-            compile_forward(inner)
 
 
 def set_gradients(tensors: Mapping[str, Any], parameters: Iterable[Any], grads: Mapping[str, Any]) -> None:

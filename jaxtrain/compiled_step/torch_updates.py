@@ -86,7 +86,9 @@ class TorchUpdates:
 
     def compile_forwards(self) -> None:
         """Compile the modules' forward passes, for when the loss calls them."""
-        self.bridge.compile_forwards(self.step.weights.given.values())
+        from torch_bridge.capture.module_call import compile_calls
+
+        compile_calls(self.step.weights.given.values())
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
         """Store these gradients for the next update."""

@@ -13,6 +13,7 @@ from jaxtrain import UserError
 accelerate = pytest.importorskip("accelerate")
 
 import jaxtrain.accelerate as ours  # noqa: E402
+from torch_bridge.capture.compiled_graph import CompiledGraph  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -100,18 +101,24 @@ def test_a_prepared_model_can_be_copied_and_pickled(tmp_path):
     torch.testing.assert_close(again(X)["logits"], Net.forward(model.eval(), X)["logits"])
 
 
-def test_a_forward_that_cannot_be_converted_runs_around_its_compiled_parts(caplog):
-    accelerate.state.AcceleratorState._reset_state(True)
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that XLA computes, one entry a call."""
+    called, run = [], CompiledGraph.__call__
+    monkeypatch.setattr(CompiledGraph, "__call__", lambda self, arguments: called.append(self) or run(self, arguments))
+    return called
 
-    class Branches(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x) if x.sum() > 0 else x
 
-    model = ours.Accelerator(cpu=True).prepare(Branches(nn.Linear(6, 6)))
+class Branches(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_forward_that_branches_on_values_runs_in_pieces(graphs):
+    model = fresh("jaxtrain").prepare(Branches(nn.Linear(6, 6)))
     assert torch.equal(model(-X.abs()), -X.abs())
     torch.testing.assert_close(model(X.abs()), F.linear(X.abs(), model[0].weight, model[0].bias))
-    assert "return super().forward(x) if x.sum() > 0" in caplog.text
-    assert len(model[0].forward._shapes) == 1
+    assert graphs
 
 
 def test_a_gradient_penalty_is_accelerates():
@@ -155,13 +162,13 @@ def test_a_copy_of_a_model_in_bf16_has_weights_of_its_own():
     again = copy.deepcopy(model)
     with torch.no_grad():
         model.head.weight.zero_()
-    assert torch.equal(again(X)["logits"], want)
+    torch.testing.assert_close(again(X)["logits"], want, rtol=2e-2, atol=1e-2)
 
 
 def test_unwrap_model_without_autocast_gives_the_plain_forward():
     accelerator = fresh("jaxtrain", mixed_precision="bf16")
     model = accelerator.unwrap_model(accelerator.prepare(Net().eval()), keep_fp32_wrapper=False)
-    assert torch.equal(model(X)["logits"], Net().eval()(X)["logits"])
+    torch.testing.assert_close(model(X)["logits"], Net().eval()(X)["logits"], rtol=1e-5, atol=1e-6)
 
 
 def doubled(self, x, labels=None):
@@ -180,17 +187,16 @@ def test_a_forward_that_is_set_on_the_model_is_the_one_that_runs(precision):
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "module.compile"])
-def test_a_model_compiled_by_torch_is_compiled_by_xla(how):
+def test_a_model_compiled_by_torch_is_compiled_by_xla(how, graphs):
     model = Net().eval()
     want = model(X)["logits"].detach()
     if how == "torch.compile":
         model = torch.compile(model, backend="eager")
     else:
         model.compile(backend="eager")
-    accelerator = fresh("jaxtrain")
-    prepared = accelerator.prepare(model)
+    prepared = fresh("jaxtrain").prepare(model)
     torch.testing.assert_close(prepared(X)["logits"], want)
-    assert len(accelerator.unwrap_model(prepared, keep_torch_compile=False).forward._shapes) == 1
+    assert len(graphs) == 1
 
 
 class Recurrent(nn.Module):
@@ -230,11 +236,10 @@ class TakesPacked(nn.Module):
         return self.head(self.body(packed)[1][-1])
 
 
-def test_a_packed_sequence_as_an_input_is_left_to_torch(caplog):
+def test_a_packed_sequence_as_an_input_is_computed_as_in_torch():
     packed = nn.utils.rnn.pack_sequence([torch.ones(length, 2) for length in (3, 1, 2)], enforce_sorted=False)
     made = TakesPacked()
     wanted = made(packed)
     prepared = fresh("jaxtrain").prepare(made)
     for _ in range(2):
         torch.testing.assert_close(prepared(packed), wanted, rtol=1e-5, atol=1e-6)
-    assert "PackedSequence" in caplog.text

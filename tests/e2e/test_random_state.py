@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import jaxtrain
 from examples.drop_in.common import random_state
 from jaxtrain import Trainer, TrainingConfig
-from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.random_state import undrawn
 
 
@@ -47,11 +47,10 @@ class Drawing(Net):
 
 
 class Branching(Net):
-    """It branches on values, after a draw: no program."""
+    """It branches on values: no single program."""
 
     def forward(self, ids):
-        noise = torch.rand(())
-        return super().forward(ids) + (noise if ids.sum() > 3 else 0 * noise)
+        return super().forward(ids) * (2 if ids.sum() > 3 else 1)
 
 
 def seed():
@@ -79,8 +78,8 @@ def in_torch(module, optimizer):
     return step
 
 
-def through_forwards(module, optimizer):
-    module.forward = CompiledForward(module)
+def through_calls(module, optimizer):
+    compile_calls([module])
     return in_torch(module, optimizer)
 
 
@@ -102,7 +101,7 @@ def states(make, kind):
 
 
 @pytest.mark.parametrize("kind", [Net, Wide, Drawing, Branching])
-@pytest.mark.parametrize("make", [through_forwards, as_one_program])
+@pytest.mark.parametrize("make", [through_calls, as_one_program])
 def test_steps_leave_the_generators_as_torch_does(make, kind):
     assert states(make, kind) == states(in_torch, kind)
 
@@ -129,7 +128,7 @@ def test_evaluation_draws_nothing():
 
 def test_a_compiled_forward_with_dropout_draws_one_number_a_call():
     torch.manual_seed(0)
-    step = through_forwards(module := Net(dropout=0.5), torch.optim.SGD(module.parameters(), 0.1))
+    step = through_calls(module := Net(dropout=0.5), torch.optim.SGD(module.parameters(), 0.1))
     seed()
     for ids in batches((4, 4, 6)):
         step(ids)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import jaxtrain
-from torch_bridge.compiled_call import CompiledForward
+from torch_bridge.capture.module_call import compile_calls
 
 X, Y = torch.randn(8, 3), torch.randn(8)
 
@@ -68,14 +68,14 @@ def test_what_the_model_warns_of_itself_is_told_once():
     assert {one[0] for one in told} == {UserWarning, FutureWarning}
 
 
-def test_a_compiled_forward_tells_them_too():
+def test_a_compiled_module_warns_as_often_as_in_torch():
     module = Warns()
-    module.forward = CompiledForward(module)
+    compile_calls([module])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module(X)
         module(X)
-    assert len([one for one in caught if "calibrated" in str(one.message)]) == 1
+    assert len([one for one in caught if "calibrated" in str(one.message)]) == 2
 
 
 def test_a_warning_that_the_user_makes_an_error_ends_the_step():

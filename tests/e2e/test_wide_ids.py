@@ -6,7 +6,7 @@ from torch import nn
 
 import jaxtrain
 from tests.e2e.loops import assert_same, torch_step
-from torch_bridge.compiled_call import compiled_forwards
+from torch_bridge.capture.module_call import compiled_calls
 
 IDS = torch.arange(32) * 1_234_567_890_123 + 5
 
@@ -34,7 +34,7 @@ def trained(step_of):
     return module, losses
 
 
-@pytest.mark.parametrize("how", ["a compiled step", "a compiled forward"])
+@pytest.mark.parametrize("how", ["a compiled step", "a compiled module"])
 def test_a_loop_with_hashed_ids_is_torchs(how):
     theirs, wanted = trained(lambda module, optimizer: torch_step(module, optimizer, loss_fn))
     if how == "a compiled step":
@@ -42,7 +42,7 @@ def test_a_loop_with_hashed_ids_is_torchs(how):
     else:
         module = Hashed()
         step = torch_step(module, torch.optim.SGD(module.parameters(), 0.1), loss_fn)
-        with compiled_forwards(module):
+        with compiled_calls(module):
             ours, losses = module, [step(ids) for ids in IDS.split(8)]
     assert losses == pytest.approx(wanted, rel=1e-5)
     assert_same(theirs, ours)

@@ -13,10 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from torch_bridge.capture import recurrent
+
 
 @contextlib.contextmanager
 def one_operator() -> Iterator["AsOne"]:
-    """Inside the context, scaled_dot_product_attention is torch_bridge.attention; with dropout, plain operators."""
+    """Inside the context, scaled_dot_product_attention is torch_bridge.attention, with dropout plain operators; each
+    layer of an LSTM, GRU or RNN is torch_bridge.recurrent."""
     with AsOne() as mode:
         yield mode
 
@@ -29,6 +32,8 @@ class AsOne(TorchFunctionMode):
         self.call: Callable = lambda function, args, kwargs: function(*args, **kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in recurrent.KINDS and recurrent.takes(args):
+            return recurrent.layers(recurrent.KINDS[func], *args)
         if func is not F.scaled_dot_product_attention:
             return self.call(func, args, kwargs or {})
         return _attention(*args, **(kwargs or {}))

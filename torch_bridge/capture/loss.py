@@ -23,6 +23,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.capture import artefacts, torch_api
 from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.joint import Captured, joint_graph
+from torch_bridge.capture.unguarded import Unguarded
 from torch_bridge.datasets import to_torch
 from torch_bridge.lazy_scalar import LazyScalar
 from torch_bridge.lowering.errors import (
@@ -150,8 +151,7 @@ class CapturedLoss:
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._differentiable, self._build = differentiable, build
         self._failed: list[str] = []  # guards that did not hold for the present call
-        self._methods: dict[type, tuple[int, dict[str, Any]]] = {}  # of the user's classes, which Dynamo does not guard
-        self._absent: dict[int, tuple[Any, int, frozenset[str]]] = {}  # modules, with names that they lack
+        self._unguarded = Unguarded()
         self._function = _call_in_bf16 if bf16 else _call
         self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self.calls = 0
@@ -163,9 +163,7 @@ class CapturedLoss:
         what the program raises."""
         if torch_api.is_off():
             raise NotCaptured("torch.compile is switched off in this process")
-        if self._methods_changed() or self._names_appeared():
-            self._methods.clear()
-            self._absent.clear()
+        if self._unguarded.changed():
             self._captured = torch_api.whole(self._function, self._compile, self._note, self._guarded)
         self._began = False
         self.calls += 1
@@ -214,12 +212,7 @@ class CapturedLoss:
         artefacts.show_graph(title, captured.program.module)
         if why := refusal(captured.program.module):
             raise CannotRecord(why)
-        for kind in torch_api.user_classes():
-            methods = {name: value for name, value in vars(kind).items() if hasattr(value, "__get__")}
-            self._methods[kind] = len(vars(kind)), methods
-        for module, names in torch_api.absent_names():
-            former = self._absent.get(id(module))
-            self._absent[id(module)] = module, len(vars(module)), names | (former[2] if former else frozenset())
+        self._unguarded.note()
         graph.numbers = numbers
         form = lambda graph: (graph.loss, graph.awaited, graph.numbers)
         same = (known for known in self.graphs if form(known) == form(graph) and captured.computes_as(known.captured))
@@ -235,23 +228,6 @@ class CapturedLoss:
         for number in graph.numbers:
             results[number] = torch.tensor(results[number], dtype=torch.float64)
         return results
-
-    def _methods_changed(self) -> bool:
-        """Return True if a class that the code uses has other methods than when it was captured."""
-        for kind, (count, methods) in self._methods.items():
-            now = vars(kind)
-            if len(now) != count or any(now.get(name) is not method for name, method in methods.items()):
-                return True
-        return False
-
-    def _names_appeared(self) -> bool:
-        """Return True if a Python module has a name by now that the code looked for in vain."""
-        for place, (module, count, names) in self._absent.items():
-            if len(vars(module)) != count:
-                if names & vars(module).keys():
-                    return True
-                self._absent[place] = module, len(vars(module)), names
-        return False
 
     def _check_lengths(self) -> None:
         """Raise Unfollowed for a container that the code makes longer at each call: each would be captured anew."""

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import linecache
+import logging
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -105,11 +106,10 @@ def outside_capture() -> Iterator[None]:
         yield
 
 
-# What a compiled step asks of Dynamo. The four that are off leave out guards: hooks that are added later, parameters
-# that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go unseen.
-# An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's. Shapes
-# that follow from values (x[mask]) are not captured: a record computes them without waiting for the device.
-_SETTINGS = {
+# What is asked of Dynamo wherever it captures. The four that are off leave out guards: hooks that are added later,
+# parameters that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go
+# unseen. An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's.
+_GUARDED = {
     "skip_nnmodule_hook_guards": False,
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
@@ -119,12 +119,15 @@ _SETTINGS = {
     "reorderable_logging_functions": set(),
     "ignore_logging_functions": set(),
     "automatic_dynamic_local_pgo": False,  # nothing of an earlier process
-    "capture_scalar_outputs": True,
-    "trace_autograd_ops": True,
     "allow_unspec_int_on_nn_module": True,
     "allow_rnn": True,
     "recompile_limit": 16,
 }
+# A compiled step is captured whole. Shapes that follow from values (x[mask]) are not captured: a record computes them
+# without waiting for the device.
+_WHOLE = {**_GUARDED, "capture_scalar_outputs": True, "trace_autograd_ops": True}
+# What Dynamo fails to capture runs in torch, as code that it does not even try.
+_IN_PIECES = {**_GUARDED, "suppress_errors": True}
 _number = itertools.count()
 
 
@@ -138,8 +141,6 @@ def whole(
     gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
     """
     _ignore_advice()
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
-    copied = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     backend, failed, guarded = map(_weakly, (backend, failed, guarded))
     optimize = torch._dynamo.optimize(
         backend,
@@ -147,14 +148,62 @@ def whole(
         guard_fail_fn=lambda failure: failed(failure.reason),
         guard_export_fn=lambda guards: guarded([_line(guard) for guard in guards]),
     )
-    captured = optimize(copied)
+    captured = optimize(_copied(function))
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        with torch._dynamo.config.patch(_SETTINGS):
+        with torch._dynamo.config.patch(_WHOLE):
             return captured(*args)
 
     return call
+
+
+def in_pieces(module: torch.nn.Module, backend: Callable, failed: Callable[[str], None]) -> Callable:
+    """Return a function that calls the module, with its hooks, and that Dynamo captures in as many graphs as it has to.
+
+    What lies between the graphs, and what Dynamo cannot capture, runs in Python. backend, failed: as for `whole`.
+    """
+    _ignore_advice()
+    backend, failed = map(_weakly, (backend, failed))
+    optimize = torch._dynamo.optimize(backend, guard_fail_fn=lambda failure: failed(failure.reason))
+    captured = optimize(_copied(_call))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(_IN_PIECES):
+            return captured(module, args, kwargs)
+
+    return call
+
+
+def _call(module: torch.nn.Module, args: tuple, kwargs: dict) -> Any:
+    return module._call_impl(*args, **kwargs)
+
+
+def _copied(function: types.FunctionType) -> Callable:
+    """Return the function with code of its own, as Dynamo keeps graphs, and counts them, by the code."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
+    return types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+
+
+def set_call(module: torch.nn.Module, call: Callable | None) -> None:
+    """Let `module(...)` run this function, as `module.compile()` does; None restores torch's own call. Copies and
+    pickles of the module do not have it."""
+    module._compiled_call_impl = call
+
+
+def call_of(module: torch.nn.Module) -> Callable | None:
+    """Return what `set_call` or `module.compile()` has set; None for torch's own call."""
+    return module._compiled_call_impl
+
+
+def has_global_hooks() -> bool:
+    """Return True while hooks for all modules are registered, which Dynamo does not guard."""
+    return torch.nn.modules.module._has_any_global_hook()
+
+
+def run_in_python(reason: str) -> NoReturn:
+    """Ask Dynamo, from its backend, to run the code that it has just captured in Python instead."""
+    raise torch._dynamo.exc.SkipFrame(reason)
 
 
 SILENT = "torch._dynamo.replayed"  # a name for code whose warnings `_ignore_advice` ignores, too
@@ -162,8 +211,20 @@ SILENT = "torch._dynamo.replayed"  # a name for code whose warnings `_ignore_adv
 
 @functools.cache
 def _ignore_advice() -> None:
-    """Ignore what Dynamo advises about code that it does not capture: a compiled step tells it with the user's line."""
+    """Ignore what Dynamo advises about code that it does not capture: a compiled step tells it with the user's line.
+    An error of Dynamo's own, after which code runs in Python, becomes one line of the log."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_shorten)
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: record.exc_info is None)  # raised, too
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, Exception) and record.levelno == logging.WARNING and torch._dynamo.config.suppress_errors:
+        why = str(cause_of(error)).strip().partition("\n")[0]
+        record.msg, record.args = "code runs in torch, as Dynamo fails on it: %s: %s", (type(error).__name__, why)
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def _weakly(method: Any) -> Callable:
@@ -334,12 +395,14 @@ def check() -> None:
         "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": ("static_input_indices", "bw_donated_idxs"),
         "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
         "torch._decomp": ("core_aten_decompositions",),
-        "torch._dynamo.config": tuple(_SETTINGS),
-        "torch._dynamo.exc": ("FailOnRecompileLimitHit", "Unsupported"),
+        "torch._dynamo.config": (*_WHOLE, *_IN_PIECES),
+        "torch._dynamo.exc": ("FailOnRecompileLimitHit", "SkipFrame", "Unsupported"),
         "torch._dynamo.eval_frame": ("_stance",),
         "torch._dynamo.side_effects.SideEffects": ("is_modified",),
         "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),
         "torch._dynamo.variables.builder.GraphArg": ("example",),
+        "torch.nn.modules.module": ("_has_any_global_hook",),
+        "torch.nn.Module": ("_call_impl", "_compiled_call_impl"),
         "torch.utils._python_dispatch": ("_disable_current_modes",),
     }
     for path, names in wanted.items():

@@ -168,7 +168,7 @@ ADVICE_HOOKS = (
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _LIBRARY = os.path.dirname(os.__file__)  # of Python itself
-_CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/compiled_call.py")
+_CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/capture/module_call.py")
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
 INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
 _INTERNALS = re.compile(

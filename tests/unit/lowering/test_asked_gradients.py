@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 
 import jaxtrain
 from jaxtrain import UserError
-from torch_bridge.compiled_call import compile_forward
+from torch_bridge.capture.module_call import compile_calls
 
 
 def net():
@@ -93,10 +93,10 @@ def test_a_module_runs_in_torch_where_it_is_differentiated_forward():
     assert losses(step, batches()) == pytest.approx(theirs, rel=1e-5)
 
 
-def test_rows_that_torch_asks_of_a_compiled_call_are_refused_with_a_way_out():
+def test_rows_that_torch_asks_of_a_compiled_module_are_torchs():
     x = torch.ones(8, 6, requires_grad=True)
-    module = net()
-    compile_forward(module)
-    y = module(x)
-    with pytest.raises(UserError, match="one by one, in a loop over the rows"):
-        torch.autograd.grad(y, x, torch.ones(2, *y.shape), is_grads_batched=True)
+    module, slopes = net(), torch.eye(8)[:2].unsqueeze(-1)
+    (want,) = torch.autograd.grad(module(x)[:, :1], x, slopes, is_grads_batched=True)
+    compile_calls([module])
+    (got,) = torch.autograd.grad(module(x)[:, :1], x, slopes, is_grads_batched=True)
+    torch.testing.assert_close(got, want)

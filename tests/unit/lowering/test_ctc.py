@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torch_bridge.compiled_call import CompiledCall
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.table import Call
 
@@ -51,11 +50,11 @@ def test_labels_that_a_mask_selects_are_torchs_whatever_is_made_of_them():
     batch = {"x": x, "labels": labels}
     wanted = loss(net, batch)
     (gradient,) = torch.autograd.grad(wanted, [net.weight])
-    got = CompiledCall(net, loss)(batch)
+    got = torch.compile(loss, backend="jaxtrain")(net, batch)
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(torch.autograd.grad(got, [net.weight])[0], gradient)
 
     def other(net, batch):
         return net(batch["x"]).mean() * batch["labels"].masked_select(batch["labels"] > 0).sum()
 
-    torch.testing.assert_close(CompiledCall(net, other)(batch), other(net, batch))
+    torch.testing.assert_close(torch.compile(other, backend="jaxtrain")(net, batch), other(net, batch))

@@ -151,3 +151,18 @@ def rnn_tanh_cell(call, x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
 @lowering("rnn_relu_cell.default")
 def rnn_relu_cell(call, x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     return jax.nn.relu(_project(x, w_ih, b_ih) + _project(hx, w_hh, b_hh))
+
+
+@lowering("torch_bridge.recurrent.default")
+def recurrent(call, kind, x, states, params, has_biases, both, batch_first):
+    return list(_run(call, _CELLS[kind], x, states, params, has_biases, 1, 0.0, False, both, batch_first))
+
+
+@lowering("torch_bridge.recurrent_backward.default")
+def recurrent_backward(call, kind, slopes, x, states, params, has_biases, both, batch_first):
+    def forward(x, states, params):
+        return recurrent(call, kind, x, states, params, has_biases, both, batch_first)
+
+    outputs, pull = jax.vjp(forward, x, list(states), list(params))
+    slope, of_states, of_params = pull([s.astype(y.dtype) for s, y in zip(slopes, outputs, strict=True)])
+    return [slope, *of_states, *of_params]

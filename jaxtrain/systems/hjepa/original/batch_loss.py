@@ -10,7 +10,7 @@ from torch import nn
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
-from torch_bridge.compiled_call import CompiledCall
+from torch_bridge.capture.backend import jaxtrain as backend
 from torch_bridge.lowering.recording.ready import mocked
 
 
@@ -56,14 +56,13 @@ class BatchLoss:
             return forward_terms(self.model, self.loss_fn, batch)
 
     def _compiled(self) -> Callable | None:
-        """Return the compiled program, or None if model and loss are not both torch code."""
+        """Return the compiled function of a batch, or None if model and loss are not both torch code."""
         model, loss = self.model, self.loss_fn
         if not issubclass(type(model), nn.Module):  # type(), as a mock with a spec passes isinstance
             return None
-        if issubclass(type(loss), nn.Module):
-            return CompiledCall({"model": model, "loss": loss}, forward_terms)
-        if isinstance(loss, (types.FunctionType, types.MethodType)):
-            return CompiledCall(model, lambda model, batch: forward_terms(model, loss, batch))
+        if issubclass(type(loss), nn.Module) or isinstance(loss, (types.FunctionType, types.MethodType)):
+            compiled = torch.compile(forward_terms, backend=backend)
+            return lambda batch: compiled(model, loss, batch)
         return None
 
 

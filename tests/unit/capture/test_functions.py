@@ -1,17 +1,16 @@
-"""Torch code compiled by JAX inside torch's autograd."""
+"""Functions of modules and batches under torch.compile(backend="jaxtrain"), with gradients by torch's autograd."""
 
 import collections
 import copy
 import dataclasses
+import logging
 
 import pytest
 import torch
 from torch import nn
 
-from jaxtrain import UserError
-from torch_bridge import compiled_call
-from torch_bridge.compiled_call import CompiledCall, CompiledForward
-from torch_bridge.step_record import CannotRecord
+from torch_bridge.capture import compiled_graph
+from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.torchvision_operators import declare_torchvision
 
 
@@ -43,12 +42,15 @@ def pair():
     return net, copy.deepcopy(net), batch, {key: value.detach().clone() for key, value in batch.items()}
 
 
+def compiled(function):
+    return torch.compile(function, backend="jaxtrain")
+
+
 def test_a_training_step_equals_torchs_even_where_the_user_changes_the_loss():
     net, twin, batch, other = pair()
     other["x"].requires_grad_()
-    call = CompiledCall(net, loss_of)
-    for ours, given, run in ((net, batch, call), (twin, other, lambda batch: loss_of(twin, batch))):
-        loss, parts = run(given)
+    for ours, given, run in ((net, batch, compiled(loss_of)), (twin, other, loss_of)):
+        loss, parts = run(ours, given)
         with torch.no_grad():
             ours.slow.weight.mul_(0.9)  # as a moving average between forward and backward
         (2 * loss + parts["rows"][1] + ours.first.weight.square().sum()).backward()
@@ -62,44 +64,24 @@ def test_a_training_step_equals_torchs_even_where_the_user_changes_the_loss():
     assert net.norm.num_batches_tracked == 1
 
 
-@pytest.mark.slow
 def test_modes_and_frozen_parameters_count_as_they_are_at_the_call():
     net, twin, batch, other = pair()
-    call = CompiledCall(net, loss_of)
-    call(batch)
+    call = compiled(loss_of)
+    call(net, batch)
     loss_of(twin, other)
     for model in (net, twin):
         model.eval()
         model.first.requires_grad_(False)
-    torch.testing.assert_close(call(batch)[0], loss_of(twin, other)[0])
-    call(batch)[0].backward()
+    torch.testing.assert_close(call(net, batch)[0], loss_of(twin, other)[0])
+    call(net, batch)[0].backward()
     assert net.first.weight.grad is None
     assert net.last.weight.grad is not None
-
-
-@pytest.mark.slow
-def test_a_parameters_hook_changes_its_gradient_once():
-    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
-    twin = copy.deepcopy(layer)
-    for module in (layer, twin):
-        module.weight.register_hook(lambda slope: slope * 3)
-    twin(x).square().sum().backward()
-    CompiledCall(layer, lambda module, batch: module(batch).square().sum())(x).backward()
-    torch.testing.assert_close(layer.weight.grad, twin.weight.grad)
-
-
-def test_a_hook_inside_that_would_see_the_gradient_of_an_input_is_left_to_torch():
-    layer = nn.Linear(3, 2)
-    layer.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
-    call = CompiledCall(layer, lambda module, batch: module(batch).square().sum())
-    with pytest.raises(CannotRecord, match="an input requires a gradient"):
-        call(torch.randn(4, 3, requires_grad=True))
 
 
 def test_a_complex_output_carries_its_gradient():
     layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     weights = torch.randn(3, 4, dtype=torch.complex64)
-    call = CompiledCall(layer, lambda module, batch: torch.fft.fft(module(batch)))
+    call = compiled(lambda x: torch.fft.fft(layer(x)))
     (got,) = torch.autograd.grad((call(x) * weights).abs().sum(), x)
     (wanted,) = torch.autograd.grad((torch.fft.fft(layer(x)) * weights).abs().sum(), x)
     torch.testing.assert_close(got, wanted)
@@ -108,44 +90,14 @@ def test_a_complex_output_carries_its_gradient():
 def test_a_complex_parameter_and_input_get_torchs_gradients():
     layer = nn.Linear(4, 2, dtype=torch.complex64)
     x = torch.randn(3, 4, dtype=torch.complex64, requires_grad=True)
-    call = CompiledCall(layer, lambda module, batch: module(batch).tanh().abs().sum())
+    call = compiled(lambda x: layer(x).tanh().abs().sum())
     got = torch.autograd.grad(call(x), (x, layer.weight))
     wanted = torch.autograd.grad(layer(x).tanh().abs().sum(), (x, layer.weight))
     torch.testing.assert_close(got, wanted)
 
 
-def test_a_number_that_python_changes_between_calls_counts():
-    net, _, batch, _ = pair()
-
-    class Weighted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = 2.0
-
-        def forward(self, net, batch):
-            return self.scale * net(batch["x"])["y"].sum()
-
-    loss = Weighted()
-    call = CompiledCall(net, loss)
-    first = call(batch)
-    loss.scale = 3.0
-    torch.testing.assert_close(call(batch), 1.5 * first)
-
-
-def test_what_cannot_be_recorded_is_named_with_its_line():
-    net, _, batch, _ = pair()
-
-    def branching(net, batch):
-        loss = net(batch["x"])["y"].mean()
-        return loss if loss > 0 else -loss
-
-    with pytest.raises(UserError, match="return loss if loss > 0 else -loss"):
-        CompiledCall(net, branching)(batch)
-
-
 def test_a_call_without_random_numbers_takes_none_of_torchs():
-    module = torch.nn.Linear(3, 2)
-    call = CompiledCall(module, lambda module, x: module(x))
+    call = compiled(nn.Linear(3, 2))
     torch.manual_seed(3)
     wanted = torch.rand(4)
     torch.manual_seed(3)
@@ -154,15 +106,15 @@ def test_a_call_without_random_numbers_takes_none_of_torchs():
     assert torch.equal(torch.rand(4), wanted)
 
 
-def test_a_modules_65th_shape_runs_in_torch_and_says_so(monkeypatch, caplog):
-    monkeypatch.setattr(compiled_call, "MOST_SHAPES", 2)
-    module = torch.nn.Linear(3, 2)
-    module.forward = CompiledForward(module)
-    for rows in (1, 2, 3, 4, 3):
-        module(torch.ones(rows, 3)).sum().backward()
-    assert module.weight.grad.sum() == 2 * 3 * 13
-    told = [record.message for record in caplog.records if record.name == compiled_call.log.name]
-    assert told == ["Linear has been compiled for 2 shapes; further ones run in torch"]
+def test_a_65th_size_runs_in_torch_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(compiled_graph, "MOST_PROGRAMS", 2)
+    module = nn.Linear(3, 2)
+    compile_calls([module])
+    with caplog.at_level(logging.WARNING, "torch_bridge"):
+        for rows in (2, 3, 4, 5, 6, 5):
+            module(torch.ones(rows, 3)).sum().backward()
+    assert module.weight.grad.sum() == 2 * 3 * 25
+    assert "it has come in 2 sizes, each of which is compiled: pad to a few lengths" in caplog.text
 
 
 @dataclasses.dataclass
@@ -190,7 +142,9 @@ class InClasses(nn.Module):
 
 def test_outputs_keep_their_classes():
     net, x = InClasses(), torch.randn(4, 3)
-    wanted, got = net(x), CompiledForward(net)(x)
+    wanted = net(x)
+    compile_calls([net])
+    got = net(x)
     assert type(got) is collections.OrderedDict
     assert type(got["pair"]) is Pair
     assert got["none"] is None
@@ -209,47 +163,20 @@ def test_a_decoder_trains_compiled_and_generates_in_torch():
     ids = torch.randint(0, 20, (2, 5))
     wanted = net(input_ids=ids, labels=ids)
     text = net.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
-    net.forward = CompiledForward(net)
+    compile_calls([net])
     got = net(input_ids=ids, labels=ids)
     assert type(got) is type(wanted)
     assert list(got) == list(wanted)
     assert torch.allclose(got.loss, wanted.loss, atol=1e-6)
     assert torch.allclose(got.logits, wanted.logits, atol=1e-5)
-    with pytest.raises(UserError, match="does not return its DynamicCache"):
-        got.past_key_values.get_seq_length()
     assert torch.equal(net.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0), text)
-    assert net.forward._call is not None
-    assert not net.forward._apart
-
-
-@pytest.mark.parametrize("place", ["of the module", "around the function"])
-def test_a_set_that_is_filled_anew_in_another_order_has_not_changed(place):
-    """8 and 16 share a place in a set's table, so that their order is that of their insertion."""
-    net, kept, x = InClasses(), {16, 8}, torch.randn(4, 3)
-    assert list(kept) != list({8, 16})
-    function = lambda net, x: net(x)["pair"].left if kept.clear() is kept.update([8, 16]) else x
-    if place == "of the module":
-        net.kept = kept
-        function = lambda net, x: net(x)["pair"].left if net.kept.clear() is net.kept.update([8, 16]) else x
-    call = CompiledCall(net, function)
-    call(x)
-    assert not call.record.left
 
 
 @pytest.mark.parametrize("selected", [0, 3, 6])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda module, batch: (
-            module(batch["x"])[batch["mask"]].square().sum() / max(batch["x"][batch["mask"]].shape[0], 1)
-        ),
-        lambda module, batch: module(batch["x"])[batch["mask"]].square().sum() / (batch["mask"].sum().item() + 1e-6),
-    ],
-    ids=["max of shape", "item"],
-)
-def test_a_sum_over_selected_rows_is_divided_by_their_number(loss, selected):
+def test_a_sum_over_selected_rows_is_divided_by_their_number(selected):
     layer = nn.Linear(3, 2)
     batch = {"x": torch.randn(6, 3), "mask": torch.arange(6) < selected}
-    call = CompiledCall(layer, loss)
+    loss = lambda batch: layer(batch["x"])[batch["mask"]].square().sum() / (batch["mask"].sum().item() + 1e-6)
+    call = compiled(loss)
     call(batch | {"mask": torch.arange(6) < 2})
-    assert call(batch).item() == pytest.approx(loss(layer, batch).item(), rel=1e-5)
+    assert call(batch).item() == pytest.approx(loss(batch).item(), rel=1e-5)

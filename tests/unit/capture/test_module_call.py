@@ -1,4 +1,4 @@
-"""A module whose forward runs compiled follows what torch code changes about it between calls."""
+"""A module whose calls run compiled follows what torch code changes about it between calls."""
 
 import copy
 import io
@@ -11,11 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
+from torch.utils import _pytree as pytree
 
-from torch_bridge import compiled_call
-from torch_bridge.compiled_call import CompiledForward, compile_forward, compiled_forwards
-
-pytestmark = pytest.mark.slow
+from torch_bridge.capture.compiled_graph import CompiledGraph
+from torch_bridge.capture.module_call import compile_calls, compiled_calls
 
 DRAW = torch.Generator().manual_seed(0)
 X, Y = torch.randn(8, 3, generator=DRAW), torch.randint(0, 2, (8,), generator=DRAW)
@@ -29,7 +28,7 @@ def net() -> nn.Sequential:
 def both(module: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The module compiled, and its twin in torch."""
     twin = copy.deepcopy(module)
-    module.forward = CompiledForward(module)
+    compile_calls([module])
     return module, twin
 
 
@@ -99,7 +98,6 @@ def test_a_hook_that_is_removed_counts_no_more():
     for handle in handles:
         handle.remove()
     assert_same(module, twin)
-    assert len(module.forward._call._structures) == 2
 
 
 def test_weights_that_are_no_longer_tied_train_apart():
@@ -136,7 +134,6 @@ def test_hooks_that_keep_gradients_leave_the_model_compiled():
     assert_same(module, twin)
     mine, theirs = (sorted(seen, key=len) for seen in kept)
     torch.testing.assert_close(mine, theirs)
-    assert not module.forward._apart
 
 
 def test_a_hook_for_all_modules_sees_every_part():
@@ -147,15 +144,6 @@ def test_a_hook_for_all_modules_sees_every_part():
     module(X)
     handle.remove()
     assert seen == ["Linear", "Tanh", "Linear", "Sequential"]
-
-
-def test_hooks_anew_at_every_call_end_in_torch(caplog):
-    module, twin = both(net())
-    for _ in range(compiled_call.MOST_STRUCTURES + 1):
-        for one in (module, twin):
-            one[1].register_forward_hook(lambda _, given, output: output * 1.1)
-        assert_same(module, twin)
-    assert "its modules or their hooks have changed 8 times" in caplog.text
 
 
 class Guided(nn.Module):
@@ -178,7 +166,6 @@ def test_a_call_without_gradients_first_leaves_training_as_it_is(mode):
         outputs = [one(X).clone() for one in (module, twin)]
     torch.testing.assert_close(*outputs)
     assert_same(module, twin)
-    assert not module.forward._apart
 
 
 def test_autocast_counts_as_it_is_at_the_call():
@@ -227,7 +214,6 @@ def test_what_a_call_changes_in_python_the_first_time_does_not_keep_it_in_torch(
     for _ in range(3):
         assert_same(module, twin)
     assert module.ready == twin.ready
-    assert module.forward._apart is always
 
 
 class Writes(nn.Module):
@@ -255,19 +241,13 @@ def doubled(self, x):
     return nn.Sequential.forward(self, x) * 2
 
 
-def test_a_forward_that_is_set_on_the_module_runs_compiled():
-    module = net()
-    module.forward = types.MethodType(doubled, module)
-    want = module(X)
-    module.forward = CompiledForward(module, module.forward)
-    again = copy.deepcopy(module)
-    with torch.no_grad():
-        module[0].weight.zero_()
-    torch.testing.assert_close(again(X), want)
-    assert not again.forward._apart
+def test_a_forward_that_is_set_on_the_module_counts():
+    module, twin = both(net())
+    module.forward, twin.forward = types.MethodType(doubled, module), types.MethodType(doubled, twin)
+    assert_same(module, twin)
 
 
-def test_a_pickle_holds_the_plain_forward():
+def test_a_pickle_holds_the_plain_module():
     module, twin = both(net())
     file = io.BytesIO()
     torch.save(module, file)
@@ -281,16 +261,15 @@ def test_a_sparse_gradient_stays_sparse():
     for _ in range(2):  # the first call could be one that sets something up
         module(torch.tensor([[0, 1], [3, 1]])).sum().backward()
         assert module[0].weight.grad.is_sparse
-    assert module[1].forward._shapes
 
 
-def test_torch_exports_the_plain_forward():
+def test_torch_exports_the_plain_module():
     module, twin = both(net())
     module(X)
     torch.testing.assert_close(torch.export.export(module, (X,)).module()(X * 2), twin(X * 2))
 
 
-def test_torch_func_and_torch_compile_run_the_plain_forward():
+def test_torch_func_and_torch_compile_run_the_plain_module():
     module, twin = both(net())
     weights = {name: p.detach() * 2 for name, p in module.named_parameters()}
     slopes = [
@@ -303,8 +282,7 @@ def test_torch_func_and_torch_compile_run_the_plain_forward():
 
 def test_a_part_of_another_model_keeps_its_programs_apart():
     module, twin = both(net())
-    for part in module:
-        compile_forward(part)
+    compile_calls(module)
     random.seed(0)
     assert_same(module, twin)
 
@@ -317,7 +295,7 @@ class CrossEntropy(nn.Module):
 def test_inputs_of_another_dtype_are_computed_in_it():
     net, x, y = CrossEntropy(), torch.randn(4, 5), torch.tensor([0, 3, 1, 4])
     wanted = net(x.double(), y)
-    net.forward = CompiledForward(net)
+    compile_calls([net])
     assert net(x, y).dtype is torch.float32
     assert net(x.double(), y).dtype is torch.float64
     assert float(net(x.double(), y) - wanted) == pytest.approx(0, abs=1e-14)
@@ -339,7 +317,7 @@ class HandsOn(nn.Module):
 def test_what_a_forward_hands_on_is_the_same_tensor():
     module, x = HandsOn(), torch.randn(3, 4)
     plain = module(x)
-    with compiled_forwards(module):
+    with compiled_calls(module):
         found = module(x)
         scale, seen, detached, copied = found["rest"]
         assert (found["x"] is x, scale is module.scale, seen is module.seen) == (True, True, True)
@@ -375,7 +353,50 @@ class View(nn.Linear):
 @pytest.mark.parametrize("made", VIEWS)
 def test_a_view_of_what_the_module_was_given_shares_its_memory_as_in_torch(made):
     module, x = View(VIEWS[made]), torch.ones(3, 4)
-    module.forward = CompiledForward(module)
+    compile_calls([module])
     with torch.no_grad():
         module(x)[1].fill_(7.0)
         assert bool((VIEWS[made](module, x) == 7).all())
+
+
+def test_the_whole_module_is_one_graph_of_each_pass(monkeypatch):
+    module, _ = both(net())
+    results(module)
+    calls, run = [], CompiledGraph.__call__
+    monkeypatch.setattr(CompiledGraph, "__call__", lambda self, arguments: calls.append(1) or run(self, arguments))
+    results(module)
+    assert len(calls) == 2
+
+
+def test_after_torchs_own_error_the_next_batch_runs_in_the_same_graphs(monkeypatch):
+    module, twin = both(net())
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        module(torch.ones(8, 5))
+    assert_same(module, twin)
+    calls, run = [], CompiledGraph.__call__
+    monkeypatch.setattr(CompiledGraph, "__call__", lambda self, arguments: calls.append(1) or run(self, arguments))
+    results(module)
+    assert len(calls) == 2
+
+
+def test_a_gradient_penalty_is_torchs():
+    module, twin = both(net())
+    for one in (module, twin):
+        x = X.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(one(x).logsumexp(1).sum(), x, create_graph=True)
+        slope.pow(2).sum().backward()
+    torch.testing.assert_close(module[0].weight.grad, twin[0].weight.grad)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{"num_layers": 2, "batch_first": True}, {"bidirectional": True, "bias": False}])
+def test_recurrent_layers_have_torchs_outputs_and_gradients(kind, options):
+    torch.manual_seed(0)
+    module, twin = both(kind(3, 4, **options))
+    x = torch.randn(5, 2, 3)
+    found = []
+    for one in (module, twin):
+        y, state = one(x)
+        (y.square().sum() + pytree.tree_leaves(state)[-1].sum()).backward()
+        found.append([y.detach(), *(p.grad for p in one.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,46 @@
+"""What captured code depends on and Dynamo does not guard: methods of classes, and names that a module lacks."""
+
+import types
+from typing import Any
+
+from torch_bridge.capture import torch_api
+
+
+class Unguarded:
+    """State of the process at capture that Dynamo takes for constant."""
+
+    def __init__(self) -> None:
+        self._methods: dict[type, tuple[int, dict[str, Any]]] = {}
+        self._absent: dict[int, tuple[types.ModuleType, int, frozenset[str]]] = {}
+
+    def note(self) -> None:
+        """Add what the code that is being captured depends on. Call it while its graph is compiled."""
+        for kind in torch_api.user_classes():
+            methods = {name: value for name, value in vars(kind).items() if hasattr(value, "__get__")}
+            self._methods[kind] = len(vars(kind)), methods
+        for module, names in torch_api.absent_names():
+            former = self._absent.get(id(module))
+            self._absent[id(module)] = module, len(vars(module)), names | (former[2] if former else frozenset())
+
+    def changed(self) -> bool:
+        """Return True if code that was captured might do something else now, and forget all that was noted."""
+        if self._methods_changed() or self._names_appeared():
+            self._methods.clear()
+            self._absent.clear()
+            return True
+        return False
+
+    def _methods_changed(self) -> bool:
+        for kind, (count, methods) in self._methods.items():
+            now = vars(kind)
+            if len(now) != count or any(now.get(name) is not method for name, method in methods.items()):
+                return True
+        return False
+
+    def _names_appeared(self) -> bool:
+        for key, (module, count, names) in self._absent.items():
+            if len(vars(module)) != count:
+                if names & vars(module).keys():
+                    return True
+                self._absent[key] = module, len(vars(module)), names
+        return False

@@ -36,7 +36,6 @@ TORCH_PACKAGES = {
     "torchvision_operators",
     "loose_parameters",
     "step_record",
-    "forward_record",
     "random_state",
     "record_constants",
     "torch_step",

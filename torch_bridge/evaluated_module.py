@@ -29,11 +29,6 @@ class EvaluatedModule(torch.nn.Module):
         return self(*args, **kwargs)
 
     @property
-    def in_torch(self) -> str:
-        """Return why torch runs the calls; "" while they run compiled."""
-        return getattr(self._forward, "in_torch", "")
-
-    @property
     def training(self) -> bool:
         return not self._evaluating
 

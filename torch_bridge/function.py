@@ -10,7 +10,7 @@ loss(jax_prediction, jax_target)                 # arrays: the function itself
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,15 +23,8 @@ from jaxtrain.runtime import gpus
 from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensors
 
 
-def as_torch(
-    function: Callable, slim: bool = False, reaches: Callable[[Sequence[bool]], Any] | None = None
-) -> Callable:
+def as_torch(function: Callable) -> Callable:
     """Return `function` for tensors too; a call without tensors calls the function itself.
-
-    slim: keep fewer values for the backward pass, which recomputes cheap operations. In a loop over rows the
-    recomputation needs a loop of its own. reaches: maps a list of booleans, one per leaf of the results (True if it has
-    a gradient), to one boolean per argument, in the form (args, kwargs): whether a gradient reaches it. torch leaves
-    `grad` of the others None.
 
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable if they require a
     gradient. Numpy arrays beside tensors are treated as tensors. Everything else is a constant that the call is
@@ -56,7 +49,7 @@ def as_torch(
         try:
             program = programs.get(key)
             if program is None:
-                program = programs[key] = _Program(function, spec, places, constants, wanted, slim, reaches)
+                program = programs[key] = _Program(function, spec, places, constants, wanted)
         except TypeError:
             odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
             raise UserError(
@@ -66,26 +59,6 @@ def as_torch(
         return jax.tree.unflatten(program.structure, outputs)
 
     return call
-
-
-# Primitives whose results the backward pass recomputes, as that is cheaper than storing and reloading them: they move
-# values, or take a cycle or two. `lt` is not among them: it makes the masks of dropout.
-_COMPUTED_AGAIN = frozenset(
-    "abs add add_any and bitcast_convert_type broadcast_in_dim clamp concatenate conj convert_element_type copy eq "
-    "expand_dims ge gt imag iota le max min mul ne neg not or pad real reshape rev select_n sign slice split square "
-    "squeeze stop_gradient sub transpose xor".split()
-)
-_MAKE_COMPLEX = frozenset({"complex", "eig", "fft"})
-
-
-def _kept(primitive: Any, *avals: Any, **_: Any) -> bool:
-    """Return True if the forward pass keeps a primitive's results for the backward pass: a policy of jax.checkpoint.
-
-    Complex results are never kept: jax.checkpoint passes kept values through reduce_precision, which takes real numbers
-    only.
-    """
-    complexes = any(jnp.issubdtype(getattr(aval, "dtype", bool), jnp.complexfloating) for aval in avals)
-    return not complexes and primitive.name not in _COMPUTED_AGAIN | _MAKE_COMPLEX
 
 
 @jax.tree_util.register_static
@@ -99,36 +72,14 @@ class _Given:
 class _Program:
     """One call form of the function, compiled by jax.jit for each set of shapes."""
 
-    def __init__(
-        self,
-        function: Callable,
-        spec: Any,
-        places: tuple,
-        constants: tuple,
-        wanted: tuple,
-        slim: bool = False,
-        reaches: Callable[[Sequence[bool]], Any] | None = None,
-    ):
+    def __init__(self, function: Callable, spec: Any, places: tuple, constants: tuple, wanted: tuple):
         self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
-        self.slim = slim
         self.wanted = wanted  # indices of the tensors that get a gradient
         self.structure: Any = None  # of the results; known after tracing
         self.floating: list[bool] = []
         self.forward = jax.jit(self._forward)
         self.shared = Shared()
         self._gradient: _Program | None = None
-        self._reaches = reaches
-        self._reached: dict[tuple, frozenset[int]] = {}
-
-    def reached(self, given: tuple[bool, ...]) -> frozenset[int]:
-        """Return the indices of the tensors that gradients of these results reach."""
-        if self._reaches is None or all(given):
-            return frozenset(self.wanted)
-        if given not in self._reached:
-            told, spec = jax.tree.flatten(self._reaches(given))
-            assert spec == self.spec, (spec, self.spec)
-            self._reached[given] = frozenset(place for place, leaf in enumerate(self.places) if told[leaf])
-        return self._reached[given]
 
     def gradient(self) -> "_Program":
         """Return the gradient as a program: (tensors, one cotangent per floating-point result) -> gradients of the
@@ -190,8 +141,7 @@ class _Program:
             pairs = list(zip(outputs, self.floating, strict=True))
             return [leaf for leaf, floating in pairs if floating], [leaf for leaf, floating in pairs if not floating]
 
-        run = jax.checkpoint(outputs_of, prevent_cse=False, policy=_kept) if self.slim else outputs_of
-        floats, pullback, others = jax.vjp(run, [arrays[i] for i in self.wanted], has_aux=True)
+        floats, pullback, others = jax.vjp(outputs_of, [arrays[i] for i in self.wanted], has_aux=True)
         kept = {True: iter(floats), False: iter(others)}
         places = {id(array): place for place, array in enumerate(arrays)}
         as_given = lambda leaf: _Given(places[id(leaf)]) if id(leaf) in places else leaf
@@ -222,7 +172,6 @@ class _Call(torch.autograd.Function):
                 "is_grads_batched=True (vectorize=True) asks several gradients of a compiled call at once, which "
                 "torch's vmap does with operators of torch alone: ask for them one by one, in a loop over the rows"
             )
-        reached = ctx.program.reached(tuple(t is not None for t in cotangents))
         zeros = lambda form: torch.zeros(form[0], dtype=form[1], device=form[2])
         given = [
             zeros(form) if t is None else t
@@ -233,12 +182,10 @@ class _Call(torch.autograd.Function):
             tensors = ctx.tensors
             if any(tensor._version != before for tensor, before in zip(tensors, ctx.versions, strict=True)):
                 raise RuntimeError("create_graph=True needs the inputs of the call, and one was changed in place since")
-            idle = set(ctx.program.wanted) - reached
-            tensors = [tensor.detach() if i in idle else tensor for i, tensor in enumerate(tensors)]
             slopes = _Call.apply(ctx.program.gradient(), *tensors, *given)
             _drop_used(ctx)
             by_place = dict(zip(ctx.program.wanted, slopes, strict=True))
-            return None, *(by_place.get(i) if i in reached else None for i in range(ctx.count))
+            return None, *(by_place.get(i) for i in range(ctx.count))
         with precision(ctx.wide):
             arrays = [to_input(t.conj()) for t in given]
             gradients = jax.block_until_ready(pull_back()(ctx.pullback, arrays))
@@ -246,8 +193,7 @@ class _Call(torch.autograd.Function):
         tensors = take(gradients, (*arrays, *jax.tree.leaves(ctx.pullback)))
         _drop_used(ctx)
         for i, gradient in zip(ctx.program.wanted, tensors, strict=True):
-            if i in reached:
-                found[i] = gradient.conj().resolve_conj()  # torch's gradient is the conjugate of JAX's
+            found[i] = gradient.conj().resolve_conj()  # torch's gradient is the conjugate of JAX's
         return None, *found
 
 

@@ -143,16 +143,12 @@ class LossRecord:
         modules: Mapping[str, torch.nn.Module],
         loss_fn: Callable,
         replicas: Replicas | None = None,
-        torch_backward: bool = False,
     ):
-        """replicas: objects to pass to the loss function, if not the modules themselves. torch_backward: torch's own
-        backward pass leads to the parameters and runs their hooks, and containers that are given must not change.
-        Otherwise a loss may remove items from its batch, which nothing reads afterwards."""
+        """replicas: objects to pass to the loss function, if not the modules themselves."""
         self.replicas = replicas or Replicas(modules)
         self.entry = LossEntry(modules, loss_fn, self.replicas, self._look_at)
         self.left_tensors: dict[int, LeftTensors] = {}  # by the graph's id
         self.forwards: dict[int, Forwards] = {}  # forward passes of DDP wrappers, by the graph's id
-        self.torch_backward = torch_backward
         self.name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         self._graphs: dict[Any, list[_Recorded]] = {}
         self._recorded: dict[Any, list[_Recorded]] = {}
@@ -170,7 +166,7 @@ class LossRecord:
     def _look_at(self, batch: Any) -> Iterator[None]:
         contents = Contents(batch)
         yield
-        self._changes_batch = contents.changed() if self.torch_backward else contents.written()
+        self._changes_batch = contents.written()  # it may remove items, which nothing reads afterwards
 
     def python(self) -> tuple[tuple, list[ChangingNumber]]:
         """Return a key for the present Python values that the loss reads, and those of them that are inputs."""
@@ -259,12 +255,9 @@ class LossRecord:
         captured: dict[int, torch.Tensor] = {}
         examples = (*batch, [example_of(number) for number in numbers])
         checks: list[str] = []
-        hooks = not self.torch_backward
         left = Changes()
         with self.entry.varying.inputs.effects() as changed, RECORDING:
-            program = recording.export(
-                self.entry, examples, captured, self._read, left, parameter_hooks=hooks, checks=checks
-            )
+            program = recording.export(self.entry, examples, captured, self._read, left, checks=checks)
         if self._changes_batch:
             raise CannotRecord(f"{self.name} changes a list, dict or object that it is given")
         self.left |= left | changed

@@ -174,10 +174,10 @@ class ModuleTables:
         return any(self._empty)
 
 
-def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = True) -> tuple:
+def structure_of(modules: Sequence[torch.nn.Module]) -> tuple:
     """Return what a record depends on besides values and modes: modules, hooks, forwards of modules and classes.
 
-    Hooks are represented by their ids, which torch never reuses. parameter_hooks: include hooks of parameters.
+    Hooks are represented by their ids, which torch never reuses.
     """
     own: list = []
     for place, module in enumerate(modules):
@@ -185,7 +185,7 @@ def structure_of(modules: Sequence[torch.nn.Module], parameter_hooks: bool = Tru
         forward = vars(module).get("forward")
         if forward is not None or any(tables):
             own.append((place, forward, *(number for table in tables for number in table)))
-        for name, parameter in module._parameters.items() if parameter_hooks else ():
+        for name, parameter in module._parameters.items():
             hooks = None if parameter is None else parameter._backward_hooks
             if hooks:
                 own.append((place, name, *hooks))

@@ -253,11 +253,10 @@ class Growing(Centred):
         return self.inner(x)
 
 
-def test_a_buffer_that_changes_its_shape_leaves_the_forward_to_torch(caplog):
+def test_a_buffer_that_changes_its_shape_is_torchs():
     theirs, ours = pair(Growing)
     check(theirs, ours)
     assert ours[0].mean.shape == (6 + STEPS,)
-    assert "Growing runs in torch, its parts compiled" in caplog.text
 
 
 class Lion(torch.optim.Optimizer):

@@ -1,6 +1,7 @@
 """A loop whose batches are objects of the user's own classes is compiled, and trains as torch does."""
 
 import dataclasses
+import logging
 import weakref
 
 import pytest
@@ -170,7 +171,7 @@ def test_a_compiled_forward_takes_objects():
     assert module.linear.bias.grad.tolist() == [4.0, 4.0]
 
 
-def test_a_forward_that_changes_its_object_runs_in_torch(caplog):
+def test_a_forward_that_changes_its_object_changes_it_as_in_torch():
     class Writes(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -187,7 +188,6 @@ def test_a_forward_that_changes_its_object_runs_in_torch(caplog):
     module, batch = Accelerator(cpu=True).prepare(Writes()), Open(torch.ones(2, 3))
     for _ in range(2):
         assert module(batch) is batch.seen
-    assert "changes a list, dict or object that it is given" in caplog.text
 
 
 class Doubled(torch.Tensor):
@@ -197,6 +197,7 @@ class Doubled(torch.Tensor):
 
 @pytest.mark.parametrize("accelerate", [False, True])
 def test_methods_of_an_own_tensor_class_are_called(accelerate, caplog):
+    caplog.set_level(logging.INFO, "torch_bridge")
     torch.manual_seed(0)
     ours, batch = torch.nn.Linear(4, 3), torch.randn(8, 4).as_subclass(Doubled)
     loss = lambda module, batch: module(batch + batch.mean()).square().mean()

@@ -38,13 +38,12 @@ def in_torch(module):
     return module
 
 
-def test_an_evaluation_that_counts_counts(caplog):
+def test_an_evaluation_that_counts_counts():
     module = Counts()
     forward = compiled(module).eval()
     outputs = [forward(x) for x, _ in DATA]
     assert module.calls == 4
     assert module.training
-    assert "evaluation of Counts runs in torch: it changes calls in Python" in caplog.text
     torch.testing.assert_close(outputs[3], module(DATA[3][0]).detach())
 
 
@@ -185,7 +184,7 @@ def _packed():
         (lambda: Packs(6, 2), _packed, lambda y: y),
     ],
 )
-def test_an_evaluation_that_cannot_be_recorded_runs_in_torch(module, inputs, of, caplog):
+def test_an_evaluation_that_is_no_single_program_is_torchs(module, inputs, of):
     """A branch on values, an object that is returned, a packed sequence: three calls give torch's numbers."""
     torch.manual_seed(0)
     module = module()
@@ -197,7 +196,6 @@ def test_an_evaluation_that_cannot_be_recorded_runs_in_torch(module, inputs, of,
         step.sync()
         with torch.no_grad():
             torch.testing.assert_close(found, of(module(inputs())), rtol=1e-5, atol=1e-6)
-    assert "evaluation of" in caplog.text
 
 
 def test_an_evaluation_that_torch_cannot_run_raises_torchs_error():
@@ -208,7 +206,7 @@ def test_an_evaluation_that_torch_cannot_run_raises_torchs_error():
     assert evaluate(torch.ones(4, 6)).shape == (4, 2)
 
 
-def test_an_evaluation_that_keeps_a_mask_with_its_size_is_compiled_from_the_next_call_on():
+def test_an_evaluation_that_keeps_a_mask_with_its_size_is_torchs():
     class Masked(torch.nn.Linear):
         size = 0
 
@@ -221,4 +219,3 @@ def test_an_evaluation_that_keeps_a_mask_with_its_size_is_compiled_from_the_next
     evaluate = compiled(module).eval()
     for rows in (4, 4, 5, 5, 4):
         torch.testing.assert_close(evaluate(torch.ones(rows, 6)), module(torch.ones(rows, 6)).detach())
-    assert evaluate.in_torch == ""

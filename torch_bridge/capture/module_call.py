@@ -25,11 +25,13 @@ _INSIDE = Inside()  # a module that runs, compiled or in torch, decides for its 
 
 
 class ModuleCall:
-    """What `module(...)` runs instead of torch's own call.
+    """Call that `module(...)` runs instead of torch's own call.
 
-    torch runs a call itself inside torch.compile, torch.export, torch.jit, torch.func, saved-tensor hooks and modes that
-    see every operation, and while there are hooks for all modules; one with a cache of keys and values, whose sizes grow from call to call; and one whose arguments
-    ask for gradients, as a gradient penalty does: AOTAutograd has no second derivative.
+    torch itself runs a call
+    - inside torch.compile, torch.export, torch.jit, torch.func, saved-tensor hooks and modes that see every operation,
+      and while there are hooks for all modules;
+    - with a cache of keys and values, whose sizes grow from call to call;
+    - with an argument that asks for its gradient, as a gradient penalty does: AOTAutograd has no second derivative.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -112,6 +114,8 @@ def _stays(leaves: Sequence[Any]) -> str:
     for leaf in leaves:
         if is_cache(leaf):
             return "it takes a cache of keys and values"
+        if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+            return f"it takes a {type(leaf).__name__}, a tensor class with methods of its own"
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_leaf and torch.is_grad_enabled():
             return "an argument asks for its gradient, which may be differentiated again"
     return ""

@@ -1,4 +1,4 @@
-"""What captured code depends on and Dynamo does not guard: methods of classes, and names that a module lacks."""
+"""Process state that captured code takes for constant and that Dynamo does not guard."""
 
 import types
 from typing import Any
@@ -7,7 +7,7 @@ from torch_bridge.capture import torch_api
 
 
 class Unguarded:
-    """State of the process at capture that Dynamo takes for constant."""
+    """Methods of classes, and names that a Python module lacks, as they were at capture."""
 
     def __init__(self) -> None:
         self._methods: dict[type, tuple[int, dict[str, Any]]] = {}

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
-from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn import scopes
@@ -26,8 +25,7 @@ from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.raising import raising
-from torch_bridge.lowering.recording.gradient_inputs import carries_gradient, leading_to, sources
-from torch_bridge.lowering.recording.objects import put_together
+from torch_bridge.lowering.recording.gradient_inputs import leading_to
 from torch_bridge.lowering.recording.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
@@ -121,12 +119,6 @@ class Graph:
         values = {**constant_tensors.chosen(self.constants, state), **dict(zip(self.inputs, inputs, strict=True))}
         return [values.get(placeholder) if name is None else state[name] for placeholder, name in self.placeholders]
 
-    @property
-    def loops(self) -> bool:
-        """Return True if an operator is computed in a loop over rows or steps."""
-        inner = [module for module in self.module.modules() if isinstance(module, torch.fx.GraphModule)]
-        return any(word in str(node.target) for m in inner for node in m.graph.nodes for word in _LOOPS)
-
     def computes_as(self, other: "Graph") -> bool:
         """Return True if both have the same nodes, numbers and constants."""
         if _text(self.module) != _text(other.module) or self.constants.keys() != other.constants.keys():
@@ -144,30 +136,6 @@ class Graph:
         names = {node.name for node in reached if node.op == "placeholder"}
         return {name or placeholder for placeholder, name in self.placeholders if placeholder in names}
 
-    def carries_gradient(self, trained: set[str]) -> list[bool]:
-        """Return for each leaf of the output if a gradient flows from it to one of these parameters or inputs.
-
-        trained: names of parameters and placeholders of inputs.
-        """
-        starts = {placeholder for placeholder, name in self.placeholders if (name or placeholder) in trained}
-        carrying: set[torch.fx.Node] = set()
-        for node in self.module.graph.nodes:
-            begins = node.op == "placeholder" and node.name in starts
-            if begins or (any(used in carrying for used in sources(node)) and carries_gradient(node)):
-                carrying.add(node)
-        return [isinstance(node, torch.fx.Node) and node in carrying for node in self.output_leaves]
-
-    @functools.cached_property
-    def handed_on(self) -> dict[int, str]:
-        """Map each output leaf that is an unchanged parameter, buffer or input to its name, or to its placeholder."""
-        names = {placeholder: name or placeholder for placeholder, name in self.placeholders}
-        handed = {
-            place: names[node.name]
-            for place, node in enumerate(self.output_leaves)
-            if isinstance(node, torch.fx.Node) and node.op == "placeholder"
-        }
-        return {place: name for place, name in handed.items() if name not in self.changed}
-
     @property
     def gives_tensor(self) -> bool:
         """Return True if the first leaf of the output is a tensor, rather than a constant or None."""
@@ -183,10 +151,6 @@ class Graph:
         """Return the module's output, and the new values of the buffers that it changes, by name."""
         leaves, changed = self.run_leaves(state, inputs, call)
         return self.structure.build(leaves), changed
-
-    def in_torch(self, leaves: Sequence[Any]) -> Any:
-        """Build the output from its leaves in its own classes: transformers' ModelOutput, namedtuples, dataclasses."""
-        return put_together(pytree.tree_unflatten(leaves, self.spec))
 
     def run_leaves(self, state: Mapping[str, jax.Array], inputs: Sequence[Any], call: Call) -> tuple[list, dict]:
         """Do as `run`, but return the output as a flat list, for `structure.build` or `in_torch`."""

@@ -6,7 +6,6 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import jaxtrain
-from jaxtrain import UserError
 from torch_bridge.capture.module_call import compile_calls
 
 

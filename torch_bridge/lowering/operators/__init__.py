@@ -7,6 +7,7 @@ from torch_bridge.lowering.operators import (  # noqa: F401
     creation,
     elementwise,
     embeddings,
+    encoder_layers,
     factorizations,
     gamma_functions,
     grids,

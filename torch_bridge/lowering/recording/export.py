@@ -94,7 +94,6 @@ def export(
     read: dict[str, str] | None = None,
     left: Changes | None = None,
     *,
-    parameter_hooks: bool = True,
     graded: bool = True,
     checks: list[str] | None = None,
 ) -> torch.export.ExportedProgram:
@@ -103,13 +102,13 @@ def export(
     inputs: its positional arguments, which may be containers of tensors. captured: receives tensors from outside the
     module that the graph holds as constants. read: receives the buffers whose numbers Python read, with the line; see
     `check_read`. left: receives the Python attributes that a call changes although no later call's result depends on
-    it. parameter_hooks: record the parameters' hooks too; otherwise torch runs them. graded: see `recordable`. checks:
+    it. graded: see `recordable`. checks:
     receives the lines of value checks that the graph does not make.
 
     Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module), undrawn(), as_parameters(module):
-        return _export(module, _beside(module, inputs), captured, read, left, parameter_hooks, graded, checks)
+        return _export(module, _beside(module, inputs), captured, read, left, graded, checks)
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
@@ -119,7 +118,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 
 
 def _export(
-    module: torch.nn.Module, inputs: tuple, captured, read, left, parameter_hooks: bool, graded: bool, checks
+    module: torch.nn.Module, inputs: tuple, captured, read, left, graded: bool, checks
 ) -> torch.export.ExportedProgram:
     parts = [*unready(module), *mocked(module)]
     if parts:
@@ -128,7 +127,7 @@ def _export(
     if any(map(is_packed, pytree.tree_leaves(inputs, is_leaf=is_packed))):
         packed = Obstacle("it is given a PackedSequence, whose sizes are values", "")
         raise UnsupportedModel(_name(module), [packed], "Give it the padded tensor and the lengths to pack.")
-    unhooked = list(hooks.unsupported(module, parameter_hooks))
+    unhooked = list(hooks.unsupported(module))
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
     program: Any = None
@@ -140,7 +139,7 @@ def _export(
         sizes, compiling = attempts.pop(0)
         recording = recordable(module, graded, compiling)
         given = UserWarnings()
-        with quiet(given.keep), recording as plain, hooks.recorded(module, plain.begin, parameter_hooks):
+        with quiet(given.keep), recording as plain, hooks.recorded(module, plain.begin):
             try:
                 with python_state.watched(module, watch, plain.known.begin, plain.known.end):
                     program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)

@@ -94,14 +94,6 @@ def enclose_hooks(graph_module: torch.fx.GraphModule) -> None:
             inner.recompile()
 
 
-def differ_twice(module: torch.fx.GraphModule) -> bool:
-    """Return True if a graph has hooks whose gradient JAX does not differentiate again, as torch does."""
-    inner = (graph_module for graph_module in module.modules() if isinstance(graph_module, torch.fx.GraphModule))
-    return any(
-        str(node.target) == HOOK and bool(node.args[3:]) and bool(node.args[3]) for g in inner for node in g.graph.nodes
-    )
-
-
 def _derived_in_torch(graph: torch.fx.Graph, x: Any, residuals: list) -> str:
     """Return why torch leads a second gradient through a hook where JAX leads it past, or "": the tensor's own operator
     keeps its result for backward, or the hook computes with the tensor."""
@@ -151,10 +143,10 @@ def _copied(graph: torch.fx.Graph, x: torch.fx.Node, body: set[torch.fx.Node]) -
 
 
 @contextlib.contextmanager
-def recorded(module: torch.nn.Module, begin: Callable, parameter_hooks: bool = True) -> Iterator[None]:
+def recorded(module: torch.nn.Module, begin: Callable) -> Iterator[None]:
     """While active, each call of the module begins with the attributes that its parameters and buffers have, and with
     the parameters' hooks, unless torch runs them. begin: takes the parameters by name."""
-    hooked = module.named_parameters() if parameter_hooks else ()
+    hooked = module.named_parameters()
     hooks = {name: list((p._backward_hooks or {}).values()) for name, p in hooked}
     attributes = {name: _users(vars(tensor)) for name, tensor in _registered(module)}
     begun: list[tuple[str, dict, dict]] = []
@@ -195,21 +187,18 @@ def _registered(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def unsupported(module: torch.nn.Module, parameter_hooks: bool = True) -> Iterator[Obstacle]:
-    """Yield hooks for all modules, old-style backward hooks, and hooks that run after backward has written `.grad`;
-    also gradients that torch would have in another form, if torch takes them over (not parameter_hooks)."""
+def unsupported(module: torch.nn.Module) -> Iterator[Obstacle]:
+    """Yield hooks for all modules, old-style backward hooks, and hooks that run after backward has written `.grad`."""
     for hook in (*modules._global_forward_hooks.values(), *modules._global_forward_pre_hooks.values()):
         yield Obstacle("a forward hook for all modules (register_module_forward_hook)", code_line(hook))
     for hook in (*modules._global_backward_hooks.values(), *modules._global_backward_pre_hooks.values()):
         yield Obstacle("a backward hook for all modules (register_module_full_backward_hook)", code_line(hook))
     for name, inner in module.named_modules():
         path = name.removeprefix("wrapped_module").removeprefix(".") or type(inner).__name__
-        if isinstance(inner, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and inner.sparse and not parameter_hooks:
-            yield Obstacle("the gradient of its weight is a sparse tensor (sparse=True)", module=path)
         if inner._is_full_backward_hook is False:
             for hook in inner._backward_hooks.values():
                 yield Obstacle("a backward hook of torch's old kind (register_backward_hook)", code_line(hook), path)
-    for name, parameter in module.named_parameters() if parameter_hooks else ():
+    for name, parameter in module.named_parameters():
         for hook in (parameter._post_accumulate_grad_hooks or {}).values():
             what = f"a hook that runs once .grad is written (register_post_accumulate_grad_hook) of {name}"
             yield Obstacle(what.replace("wrapped_module.", ""), code_line(hook))

@@ -19,7 +19,7 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus, host_memory
-from torch_bridge.capture import artefacts, decompositions, torch_api
+from torch_bridge.capture import artefacts, decompositions, torch_api, unreached
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
 
@@ -60,9 +60,16 @@ def jaxtrain(
     )
     try:
         with one_operator():
-            return backend(gm, example_inputs)
+            run = backend(gm, example_inputs)
     except torch_api.CAPTURE_ERRORS:
         raise
     except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
         log.warning("a graph runs in torch, as AOTAutograd refuses it: %s: %s", type(error).__name__, error)
         return gm
+
+    def call(*arguments: Any) -> Any:
+        results = run(*arguments)
+        unreached.watch(results)
+        return results
+
+    return call

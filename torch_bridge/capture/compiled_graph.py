@@ -18,6 +18,7 @@ from torch_bridge.capture import artefacts, decompositions
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
 from torch_bridge.capture.memory import Input, Layout, Order
 from torch_bridge.capture.observed import Observed, concrete
+from torch_bridge.capture.unreached import Tangents
 from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.exchange import precision
 from torch_bridge.lowering.errors import CannotRecord, source_line
@@ -56,6 +57,7 @@ class CompiledGraph:
 
     def __init__(self, module: torch.fx.GraphModule, kind: str, fixed: frozenset[int], halves: Halves):
         self._module, self._kind, self._halves = module, kind, halves
+        self._tangents = Tangents(module) if kind == "backward" else None
         artefacts.show_graph(kind, module)
         halves.stores_state |= any(_STATE in str(node.target) for node in _nodes(module))
         self._why = refusal(module)
@@ -77,6 +79,11 @@ class CompiledGraph:
     def __call__(self, arguments: list) -> list:
         inputs = list(arguments)
         arguments.clear()
+        unreached = self._tangents.unreached(inputs) if self._tangents is not None else ()
+        outputs = self._computed(inputs)
+        return [None if place in unreached else value for place, value in enumerate(outputs)] if unreached else outputs
+
+    def _computed(self, inputs: list) -> list:
         if self._why or (self._halves.in_torch and self._halves.stores_state):
             return self._in_torch(inputs)
         try:
@@ -84,7 +91,7 @@ class CompiledGraph:
                 outputs = self._in_jax(inputs)
         except (CannotRecord, NotImplementedError, _CompilerFailed) as error:
             if self._program.freeze_numbers():
-                return self(inputs)
+                return self._computed(inputs)
             if self._kind == "backward" and self._halves.stores_state:
                 raise UserError(
                     f"the backward pass draws random numbers of the forward pass again (checkpoint), where {error}. "

@@ -215,6 +215,8 @@ def _ignore_advice() -> None:
     An error of Dynamo's own, after which code runs in Python, becomes one line of the log."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_shorten)
+    advice = logging.getLogger("torch._dynamo.variables.tensor")
+    advice.addFilter(lambda record: "capture_scalar" not in str(record.msg))
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: record.exc_info is None)  # raised, too
 
 
@@ -232,7 +234,7 @@ def _weakly(method: Any) -> Callable:
 
     def call(*arguments: Any) -> Any:
         held: Any = weak()
-        return held(*arguments)
+        return None if held is None else held(*arguments)  # torch keeps guards longer than who asked for them
 
     return call
 

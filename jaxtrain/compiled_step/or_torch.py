@@ -1,5 +1,6 @@
 """A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -61,6 +62,8 @@ class StepOrTorch:
             try:
                 if self._mocked():
                     raise UserError("what a step calls is a mock now, which wants to be called at every step")
+                with contextlib.suppress(self.compiled.weights.bridge.NotCaptured):
+                    return self.compiled.captured(batch, update)
                 call = self.compiled.prepare(batch, update)
                 if self.compiled.changes:
                     raise UserError(self.compiled.changes)

@@ -113,7 +113,7 @@ class Step(StepOrTorch):
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
         say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
         precision = "fp32" if scaler is None else "bf16"
-        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,), "scaler": scaler}
+        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "scaler": scaler}
         super().__init__(model, self._loss, optimizer, **own)
         self.hooked = hooked(model)
         if self.hooked and not self.in_torch:

@@ -69,7 +69,7 @@ def parts(folder: pathlib.Path, **training) -> dict:
 
 
 def basic(folder: pathlib.Path) -> HJEPATrainer:
-    """1. Basic training: the loop runs on the engine, one compiled program per step."""
+    """1. Basic training: one loop in Python, model and loss compiled."""
     trainer = HJEPATrainer(**parts(folder))
     history = trainer.train()
     print(f"basic: validation loss {history['best_val_loss']:.4f} after {trainer.global_step} steps")
@@ -104,7 +104,7 @@ def hierarchical(folder: pathlib.Path) -> HJEPATrainer:
 
 
 class MonitoringTrainer(HJEPATrainer):
-    """4. Monitoring of your own: extend a step, an epoch, the metrics. The loop then runs on the host."""
+    """4. Monitoring of your own: extend a step, an epoch, the metrics."""
 
     def _train_step(self, batch, epoch, step):
         loss, loss_dict = super()._train_step(batch, epoch, step)

@@ -4,6 +4,7 @@ The update rules themselves are in `jaxtrain.optim.torch_rules`.
 """
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -66,10 +67,17 @@ def _plain_step(kind: type) -> Any:
     return getattr(step, "__wrapped__", step)
 
 
+def _is_replaced(kind: type) -> bool:
+    """Return True if other code than torch's is the step() of a class of torch.optim, for all its objects."""
+    owner = next(base for base in kind.__mro__ if "step" in vars(base))
+    code = getattr(inspect.unwrap(vars(owner)["step"]), "__globals__", {}).get("__name__", "")
+    return owner.__module__.startswith("torch.optim.") and not code.startswith("torch.optim.")
+
+
 def own_step(optimizer: torch.optim.Optimizer) -> str:
     """Describe a user's change to this object's step(): a replaced function or hooks. Return "" if there is none."""
     kind, own = type(optimizer).__name__, vars(optimizer).get("step")
-    if own is not None and getattr(own, "_wrapped_by_lr_sched", None) is not True:
+    if own is not None and getattr(own, "_wrapped_by_lr_sched", None) is not True or _is_replaced(type(optimizer)):
         return f"the step() of this {kind} was replaced"
     hooks = [
         hook

@@ -10,22 +10,30 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
-from torch_bridge.lowering.recording.ready import is_mock, mocked
 from torch_bridge.module_tensors import to_array
 from torch_bridge.replicas import Replicas
 
 
-def recordable(module: Any, optimizer: Any, *called: Any) -> bool:
-    """Return True for a torch module and optimizer if nothing else that a step calls is a mock: recording would call a
-    mock once, and its count would be wrong."""
-    torchs = issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
-    if not torchs or any(map(is_mock, (*called, *vars(optimizer).values(), type(optimizer).step))):
-        return False
-    return not any(any(mocked(part)) for part in called if issubclass(type(part), torch.nn.Module))
+def are_torchs(module: Any, optimizer: Any) -> bool:
+    """Return True for a torch module and a torch optimizer; isinstance() would run an object's own __class__."""
+    return issubclass(type(module), torch.nn.Module) and issubclass(type(optimizer), torch.optim.Optimizer)
+
+
+def replaced_forward(module: torch.nn.Module) -> str | None:
+    """Return the name of an inner module whose forward is not the one that its class was written with, or None.
+
+    It was set on the object, or put into the class by other code. Decorators that set __wrapped__ are looked through.
+    """
+    for name, inner in module.named_modules():
+        kind = next(kind for kind in type(inner).__mro__ if "forward" in vars(kind))
+        written = getattr(inspect.unwrap(vars(kind)["forward"]), "__globals__", {}).get("__name__") == kind.__module__
+        if "forward" in vars(inner) or not written:
+            return name or type(inner).__name__
+    return None
 
 
 def clipping_is_replaced() -> bool:
-    """Return True if torch.nn.utils.clip_grad_norm_ is not torch's own, as in a test that patches it."""
+    """Return True if torch.nn.utils.clip_grad_norm_ is not torch's own."""
     return torch.nn.utils.clip_grad_norm_ is not torch.nn.utils.clip_grad.clip_grad_norm_
 
 

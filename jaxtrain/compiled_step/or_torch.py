@@ -1,7 +1,7 @@
 """A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxtrain import compiled_step
@@ -10,13 +10,11 @@ from jaxtrain.errors import LateEdit, UserError
 
 class StepOrTorch:
     """One update of a torch module: compiled, or run by torch if some part of it cannot be recorded (a branch on
-    values, an optimizer without a counterpart, a mock).
+    values, an optimizer without a counterpart, objects that are not torch's).
 
     Arguments as in `compile`; gradients are summed over calls until one with `update`. say: receives the reason for the
-    fallback, once. called: what loss_fn calls besides the module; with a mock among it, or in place of the optimizer's
-    step or of torch's gradient clipping, torch runs the steps, so that each calls the mock. scaler: a GradScaler for
-    the steps that torch runs. `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the
-    device.
+    fallback, once. scaler: a GradScaler for the steps that torch runs. `in_torch`: torch runs the steps. `dirty`:
+    torch's objects hold older values than the device.
     """
 
     def __init__(
@@ -29,16 +27,15 @@ class StepOrTorch:
         clip_norm: float | None = None,
         precision: Literal["fp32", "bf16"] = "fp32",
         say: Callable[[str], None],
-        called: Sequence[Any] = (),
         scaler: Any = None,
     ):
-        from torch_bridge.torch_step import TorchStep
+        from torch_bridge.torch_step import TorchStep, are_torchs
 
-        self.say, self._called = say, (*called, scaler)
+        self.say = say
         self.eager = TorchStep(module, loss_fn, optimizer, scheduler, clip_norm, precision == "bf16", scaler)
         self.compiled: compiled_step.CompiledStep | None = None
         self._forward: Callable | None = None
-        if self._mocked():
+        if not are_torchs(module, optimizer) or self._clipping_is_replaced():
             return
         try:
             self.compiled = compiled_step.compile(
@@ -60,8 +57,8 @@ class StepOrTorch:
         """Run one step; return the loss, or (loss, values to log), as the loss function does."""
         if self.compiled is not None:
             try:
-                if self._mocked():
-                    raise UserError("what a step calls is a mock now, which wants to be called at every step")
+                if self._clipping_is_replaced():
+                    raise UserError("torch.nn.utils.clip_grad_norm_ was replaced, which a compiled step would not call")
                 with contextlib.suppress(self.compiled.weights.bridge.NotCaptured):
                     return self.compiled.captured(batch, update)
                 call = self.compiled.prepare(batch, update)
@@ -74,12 +71,10 @@ class StepOrTorch:
                 self._give_up(error)
         return self.eager(batch, update)
 
-    def _mocked(self) -> bool:
-        """Return True if a step would not call what it stands for: recording calls a mock once, then never again."""
-        from torch_bridge.torch_step import clipping_is_replaced, recordable
+    def _clipping_is_replaced(self) -> bool:
+        from torch_bridge.torch_step import clipping_is_replaced
 
-        clips = self.eager.clip_norm is not None and clipping_is_replaced()
-        return clips or not recordable(self.eager.module, self.eager.optimizer, *self._called)
+        return self.eager.clip_norm is not None and clipping_is_replaced()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's outputs in evaluation mode, without gradients, as torch tensors."""

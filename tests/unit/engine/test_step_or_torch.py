@@ -98,7 +98,7 @@ def test_a_criterion_whose_class_is_patched_is_called_at_every_step():
     criterion, own = nn.MSELoss(), nn.MSELoss.forward
     loss = lambda module, batch: criterion(module(batch["x"]), batch["y"])
     with mock.patch.object(nn.MSELoss, "forward", autospec=True, side_effect=own) as patched:
-        step = StepOrTorch(module, loss, optimizer, say=print, called=(criterion,))
+        step = StepOrTorch(module, loss, optimizer, say=print)
         for _ in range(3):
             step({"x": torch.randn(4, 3), "y": torch.randn(4, 2)})
     assert patched.call_count == 3
@@ -118,3 +118,13 @@ def test_what_is_patched_between_steps_is_called_from_then_on(name):
         step({"x": torch.randn(4, 3)})
     assert patched.call_count == 2
     assert len(said) == 1
+
+
+def test_a_step_patched_on_torchs_class_is_called_at_every_step():
+    module, optimizer = parts()
+    own = torch.optim.AdamW.step
+    with mock.patch.object(torch.optim.AdamW, "step", autospec=True, side_effect=own) as patched:
+        step = StepOrTorch(module, loss_of, optimizer, say=print)
+        for _ in range(2):
+            step({"x": torch.randn(4, 3)})
+    assert patched.call_count == 2

@@ -7,6 +7,7 @@ import torch
 import yaml
 
 from jaxtrain import config_io, run
+from jaxtrain.nn.vit import overrides
 from jaxtrain.systems import hjepa
 from jaxtrain.systems.hjepa.original.checkpoint_files import parameter_names
 from jaxtrain.systems.hjepa.original.legacy_config import ORIGINAL
@@ -27,7 +28,10 @@ def test_a_run_writes_files_that_torch_goes_on_from_and_so_does_another_run(tmp_
     assert (saved["epoch"], set(saved["scheduler_state_dict"])) == (1, {"lr", "ema_momentum"})
     assert saved["metrics"]["val_loss"] > 0
     _, config = config_io.load(TINY, OPTIONS)
-    module = hjepa.HJEPA.of_section(config.model, config.data.image_size)
+    encoder, predictor, size = config.model.encoder_type, config.model.predictor, config.data.image_size
+    depth, heads, ratio = predictor.depth, predictor.num_heads, predictor.mlp_ratio
+    levels, vit = config.model.num_hierarchies, overrides(config.model.vit)
+    module = hjepa.HJEPA(encoder, size, config.model.embed_dim, depth, heads, ratio, num_hierarchies=levels, vit=vit)
     optimizer = torch.optim.AdamW(module.parameters())
     found = hjepa.load_checkpoint(latest, module, optimizer)
     assert found["global_step"] == saved["global_step"] > 0

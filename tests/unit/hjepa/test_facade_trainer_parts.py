@@ -1,4 +1,4 @@
-"""HJEPATrainer with mocks in place of its parts, and what it tells checkpoints, loggers and logging."""
+"""HJEPATrainer with mocks for its parts, and what it reports to checkpoints, loggers and logging."""
 
 import logging
 from unittest import mock
@@ -9,7 +9,6 @@ import torch
 from omegaconf import OmegaConf
 
 from jaxtrain.systems import hjepa
-from jaxtrain.systems.hjepa.original.native_run import obstacles
 from tests.unit.hjepa.test_facade_trainer import TinyLoss, TinyModel, config_of, masks, real, tiny
 
 
@@ -152,17 +151,6 @@ def test_lines_go_to_the_modules_logger_where_logging_listens(tmp_path, caplog, 
     assert logger.info.called
 
 
-@pytest.mark.slow
-def test_a_run_of_the_engine_tells_the_metrics_logger(tmp_path):
-    trainer = real(tmp_path)
-    with mock.patch.object(trainer.metrics_logger, "log_metrics") as logged:
-        trainer.train()
-    told = [(call.args[2], call.args[1]) for call in logged.call_args_list]
-    names = ("train_epoch/", "train/", "val/")
-    assert told == [(name, step) for step in (2, 4) for name in names]
-    assert {"loss", "lr"} <= set(logged.call_args_list[1].args[0])
-
-
 def test_online_neighbours_vote_on_the_validation_rows(tmp_path):
     trainer = tiny(tmp_path, compiled=False, epochs=4, online_eval={"enabled": True, "frequency": 2, "k": 3})
     labels = torch.arange(12) % 3
@@ -180,32 +168,25 @@ def test_online_neighbours_vote_on_the_validation_rows(tmp_path):
         trainer.train()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("validated", [True, False])
-def test_early_stopping_ends_a_run_of_the_engine_and_keeps_its_count(validated, tmp_path):
+def test_early_stopping_ends_a_run_and_keeps_its_count(validated, tmp_path):
     stopping = {"enabled": True, "patience": 1, "min_delta": 1e9}
-    options = {"training": {"epochs": 9, "early_stopping": stopping}} | ({} if validated else {"val": None})
-    trainer = real(tmp_path, **options)
-    assert list(obstacles(trainer)) == []
+    trainer = tiny(tmp_path, compiled=False, epochs=9, early_stopping=stopping)
+    trainer.val_loader = trainer.val_loader if validated else None
     trainer.train()
-    assert (trainer.current_epoch, trainer.global_step) == (1, 4)
+    assert (trainer.current_epoch, trainer.global_step) == (1, 6)
     assert (trainer.early_stopping.counter, trainer.early_stopping.should_stop) == (1, True)
 
 
-@pytest.mark.slow
-def test_the_engines_next_run_knows_the_best_epoch_of_the_first(tmp_path):
-    first = real(tmp_path)
+def test_a_resumed_run_knows_the_best_epoch_of_the_first(tmp_path):
+    first = tiny(tmp_path, compiled=False)
     first.train()
-    file = first.checkpoint_manager.checkpoint_dir / "checkpoint_latest.pth"
-    again = real(tmp_path, training={"epochs": 3}, resume_checkpoint=file)
+    again = tiny(tmp_path, compiled=False, epochs=3)
+    again._load_checkpoint(first.checkpoint_manager.checkpoint_dir / "checkpoint_latest.pth")
+    assert again.best_val_loss == again.checkpoint_manager.best_metric == first.best_val_loss
     again.train()
-    assert again.global_step == 6
+    assert again.global_step == 9
     assert again.best_val_loss <= first.best_val_loss
-    manager = again.checkpoint_manager
-    assert {epoch for _, epoch, _ in manager.best_checkpoints} >= {
-        epoch for _, epoch, _ in first.checkpoint_manager.best_checkpoints
-    }
-    assert manager.best_metric == again.best_val_loss
 
 
 def test_a_resumed_trainer_of_plain_parts_knows_its_epoch(tmp_path):
@@ -228,7 +209,7 @@ def test_images_are_found_in_every_form_of_batch(batch, tmp_path):
 @pytest.mark.parametrize("name", ["_train_epoch", "_validate_epoch"])
 def test_a_step_patched_on_the_class_is_the_one_that_runs(name, tmp_path):
     with mock.patch.object(hjepa.HJEPATrainer, name, autospec=True, return_value={"loss": 0.5}) as patched:
-        real(tmp_path, loss_fn=hjepa.HJEPALoss("mse", num_hierarchies=2)).train()
+        tiny(tmp_path, compiled=False).train()
     assert patched.call_count == 2
 
 
@@ -251,3 +232,59 @@ def test_a_config_of_any_kind_is_kept_in_a_file_that_torch_loads(tmp_path):
     assert found["own"]["path"] == str(tmp_path)
     assert "masks" in found["own"]["function"]
     assert "stand-in" in found["own"]["mock"]
+
+
+def epoch_files(trainer):
+    return sorted(path.name for path in trainer.checkpoint_manager.checkpoint_dir.glob("checkpoint_epoch_*"))
+
+
+@pytest.mark.parametrize("name", ["model", "loss_fn"])
+def test_a_forward_that_is_spied_on_is_called_once_per_batch(name, tmp_path):
+    trainer = real(tmp_path, batches=3)
+    spied = getattr(trainer, name)
+    with mock.patch.object(spied, "forward", wraps=spied.forward) as forward:
+        trainer._train_epoch(0)
+    assert forward.call_count == 3
+
+
+@pytest.mark.parametrize("kind", [real, tiny])
+def test_a_run_of_no_epochs_does_nothing(kind, tmp_path):
+    options = {"training": {"epochs": 0}} if kind is real else {"epochs": 0}
+    trainer = kind(tmp_path, **options)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    assert trainer.train()["train_history"] == []
+    assert trainer.global_step == 0
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_a_checkpoint_has_the_rate_and_momentum_of_its_step(tmp_path):
+    trainer = tiny(tmp_path, compiled=False, epochs=4)
+    trainer._train_epoch(0)
+    saved = torch.load(trainer._save_checkpoint(0, 0.5), weights_only=True)["scheduler_state_dict"]
+    assert saved == {"lr": trainer.lr_scheduler(3), "ema_momentum": trainer.ema_scheduler(3)}
+
+
+def test_the_last_epoch_is_saved_where_its_turn_comes(tmp_path):
+    trainer = tiny(tmp_path, compiled=False, epochs=3)
+    trainer.val_loader, trainer.checkpoint_manager.save_frequency = None, 2
+    trainer.train()
+    assert epoch_files(trainer) == ["checkpoint_epoch_0001.pth"]
+
+
+def test_a_second_trainer_in_a_folder_begins_with_its_own_model(tmp_path):
+    first = tiny(tmp_path, compiled=False)
+    first.train()
+    second = tiny(tmp_path, compiled=False)
+    with torch.no_grad():
+        second.model.predictor.weight.add_(1.0)
+    second.train()
+    assert second.global_step == 6
+    torch.testing.assert_close(second.model.predictor.weight, first.model.predictor.weight + 1, atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["step", "zero_grad"])
+def test_an_optimizer_that_is_spied_on_is_called_once_per_batch(name, tmp_path):
+    trainer = tiny(tmp_path, compiled=False)
+    with mock.patch.object(trainer.optimizer, name, wraps=getattr(trainer.optimizer, name)) as called:
+        trainer.train()
+    assert called.call_count == 6

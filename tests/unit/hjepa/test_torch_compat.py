@@ -73,19 +73,21 @@ def test_the_readmes_script_trains_a_torch_module_in_place(tmp_path):
 
 def test_a_checkpoint_of_the_original_goes_on_with_its_optimizer_at_its_step(tmp_path):
     config = README | {"checkpoint": {"checkpoint_dir": str(tmp_path / "new")}}
+    config["training"] = config["training"] | {"epochs": 2}
     model = hjepa.create_model(config)
     optimizer = hjepa.create_optimizer(model, config)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     manager = hjepa.CheckpointManager(tmp_path / "old")
-    path = manager.save_checkpoint(0, model, optimizer, extra_state={"global_step": 1})
+    path = manager.save_checkpoint(0, model, optimizer, extra_state={"global_step": 2})
     images = torch.utils.data.TensorDataset(torch.randn(16, 3, 16, 16), torch.zeros(16, dtype=torch.long))
     loader = torch.utils.data.DataLoader(images, batch_size=8)
-    history = hjepa.HJEPATrainer(model, loader, config=config, resume_checkpoint=path).train()
-    assert history["val_history"] == []
-    log = (tmp_path / "new" / "train.log").read_text()
-    assert f"went on from {path} at step 1 of 2: weights, optimizer and schedule" in log
+    trainer = hjepa.HJEPATrainer(model, loader, optimizer=optimizer, config=config, resume_checkpoint=path)
+    assert trainer.train()["val_history"] == []
+    assert (trainer.current_epoch, trainer.global_step) == (1, 4)
+    assert optimizer.state[model.predictor.head.weight]["step"] == 3
+    assert optimizer.param_groups[0]["lr"] == trainer.lr_scheduler(3)
 
 
 def test_keys_that_the_original_ignores_take_effect():

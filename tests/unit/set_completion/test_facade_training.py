@@ -170,6 +170,26 @@ def test_a_mock_of_a_scaler_scales_every_step():
     assert optimizer.step.call_count == 0  # the scaler's affair
 
 
+class Counting(torch.amp.GradScaler):
+    scaled = 0
+
+    def scale(self, outputs):
+        self.scaled += 1
+        return super().scale(outputs)
+
+
+def test_a_scaler_of_the_users_own_scales_every_step_in_torch():
+    model, scaler = Bag(), Counting("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.out.weight.detach().clone()
+    with pytest.warns(UserWarning, match="the scaler is your own, which a compiled step would not call"):
+        splatnlp.train_epoch(
+            model, batches(2), optimizer, torch.nn.BCEWithLogitsLoss(), CONFIG, VOCAB, "<PAD>", False, scaler
+        )
+    assert scaler.scaled == 2
+    assert not torch.equal(model.out.weight, before)
+
+
 def test_a_hook_on_a_trained_model_keeps_real_tensors():
     torch.manual_seed(0)
     model, criterion, seen = Bag(), torch.nn.BCEWithLogitsLoss(), []

@@ -171,7 +171,6 @@ class Trainer:
                 clip_norm=self.gradient_clip or None,
                 precision="bf16" if self.use_amp else "fp32",
                 say=lambda line: warnings.warn(f"Trainer: {line}", stacklevel=2),
-                called=(self.criterion,),
             )
         return self._current
 

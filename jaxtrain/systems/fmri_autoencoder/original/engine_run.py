@@ -22,9 +22,8 @@ from jaxtrain.systems.fmri_autoencoder.torch_gen1 import SherlockAutoencoder
 from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering.recording.ready import mocked
 from torch_bridge.optimizers import own_step
-from torch_bridge.torch_step import clipping_is_replaced, recordable
+from torch_bridge.torch_step import clipping_is_replaced, replaced_forward
 
 __all__ = ["Made", "load_weights", "options_of", "read", "settings_of", "train", "unwrapped", "workers_of"]
 STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
@@ -82,8 +81,9 @@ class Made:
             return "the criterion was changed"
         if own_step(trainer._optimizer):
             return own_step(trainer._optimizer)
-        if any(mocked(trainer._model)) or not recordable(trainer._model, trainer._optimizer, trainer.criterion):
-            return "model, criterion or optimizer call a mock"
+        for part in (trainer._model, trainer.criterion):
+            if forward := replaced_forward(part):
+                return f"the forward of {forward} was replaced"
         if clipping_is_replaced():
             return "torch.nn.utils.clip_grad_norm_ is your own"
         return _altered(trainer._model)

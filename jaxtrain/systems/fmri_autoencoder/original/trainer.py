@@ -275,7 +275,6 @@ class Trainer:
                 clip_norm=self.config.gradient_clip_val or None,
                 precision="bf16" if lowered else "fp32",
                 say=self._say,
-                called=(self.criterion,),
             )
             self._compiled = (step, objects)
         return self._compiled[0]

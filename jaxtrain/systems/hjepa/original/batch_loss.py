@@ -8,24 +8,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
-from torch_bridge.capture.backend import jaxtrain as backend
-from torch_bridge.lowering.recording.ready import mocked
+from torch_bridge.capture.module_call import compile_calls
 
 
 class BatchLoss:
     """Callable (images, mask) -> loss, terms by name, and features: (context, target) or ().
 
-    The first batch runs in torch, so that torch itself raises any error in a model or loss; from the second on, forward
-    and backward are one XLA program each. Code that cannot be recorded stays in torch, and `say` gets the reason once.
-    A mock is always called, never recorded; so is a module while a mock is set on it (as by patch.object).
+    The first batch of each shape runs in torch: torch itself raises any error in a model or loss, and a rare shape, as
+    ragged masks have it, is not worth a compilation. From the second on, torch.compile's backend computes forward and
+    backward. A loss without gradients stays in torch, and `say` gets the reason once.
+
+    torch_first: False compiles from the first batch on.
     """
 
     def __init__(self, model: Any, loss_fn: Any, autocast: Callable, say: Callable[[str], None]):
         self.model, self.loss_fn, self.autocast, self.say = model, loss_fn, autocast, say
         self.compiled = self._compiled()
-        self.first = True
+        self.torch_first = True
+        self.seen: set[tuple] = set()  # shapes of earlier batches
 
     def belongs_to(self, model: Any, loss_fn: Any) -> bool:
         return self.model is model and self.loss_fn is loss_fn
@@ -34,22 +35,18 @@ class BatchLoss:
         batch = {"images": images, "mask": mask}
         if _is_plain(self.model):  # outside the program: their shape depends on the mask's values
             batch["indices"], batch["valid"] = self.model.masked_patches(mask)
-        first, self.first = self.first, False
-        if first or self.compiled is None or _is_spied(self.model) or _is_spied(self.loss_fn):
+        shape = (torch.is_grad_enabled(), *(tuple(tensor.shape) for tensor in batch.values()))
+        first = self.torch_first and shape not in self.seen
+        self.seen.add(shape)
+        if first or self.compiled is None:
             return self._in_torch(batch)
-        try:
-            with self.autocast():  # not inside: the program would follow all that the trainer's method can reach
-                found = self.compiled(batch)
-        except UserError as error:
-            return self._give_up(str(error), batch)
+        with self.autocast():
+            found = self.compiled(batch)
         if torch.is_grad_enabled() and not found["loss"].requires_grad:
-            return self._give_up("the loss has no gradient to the model's parameters", batch)
+            self.say("model and loss run in torch, uncompiled: the loss has no gradient to the model's parameters")
+            self.compiled = None
+            return self._in_torch(batch)
         return found
-
-    def _give_up(self, reason: str, batch: dict[str, Any]) -> dict[str, Any]:
-        self.say(f"model and loss run in torch, uncompiled: {reason}")
-        self.compiled = None
-        return self._in_torch(batch)
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
         with self.autocast():
@@ -57,24 +54,30 @@ class BatchLoss:
 
     def _compiled(self) -> Callable | None:
         """Return the compiled function of a batch, or None if model and loss are not both torch code."""
-        model, loss = self.model, self.loss_fn
-        if not issubclass(type(model), nn.Module):  # type(), as a mock with a spec passes isinstance
+        if not issubclass(type(self.model), nn.Module):  # type(), as a mock with a spec passes isinstance
             return None
-        if issubclass(type(loss), nn.Module) or isinstance(loss, (types.FunctionType, types.MethodType)):
-            compiled = torch.compile(forward_terms, backend=backend)
-            return lambda batch: compiled(model, loss, batch)
-        return None
+        if not issubclass(type(self.loss_fn), (nn.Module, types.FunctionType, types.MethodType)):
+            return None
+        terms = _Terms(self.model, self.loss_fn)
+        compile_calls([terms])
+        return terms
+
+
+class _Terms(nn.Module):
+    """Model and loss as one module."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable):
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return forward_terms(self.model, self.loss_fn, batch)
 
 
 def _is_plain(model: Any) -> bool:
     """Return True if a call of the model runs HJEPA's forward and nothing else."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return type(model) is HJEPA and "forward" not in vars(model) and not any(getattr(model, hook) for hook in hooks)
-
-
-def _is_spied(called: Any) -> bool:
-    """Return True if an attribute or the forward of the module, or of one inside it, is a mock."""
-    return issubclass(type(called), nn.Module) and any(mocked(called))
 
 
 def forward_terms(model, loss_fn, batch) -> dict[str, Any]:

@@ -23,7 +23,7 @@ STL10 = "airplane bird car cat deer dog horse monkey ship truck".split()
 class Images(Dataset):
     """One split of a config's data, augmented in training as in the original, with torch's random numbers.
 
-    source: the same images as the engine reads them; the engine augments them in its compiled step.
+    source: the same images before augmentation.
     """
 
     def __init__(self, config: Any, split: str):

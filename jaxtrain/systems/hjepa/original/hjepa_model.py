@@ -85,15 +85,6 @@ class HJEPA(torch_twin.HJEPA):
         if self.target_encoder is not None and copy_target_at_init:
             move(self.target_encoder, self.context_encoder, 0.0)
 
-    @classmethod
-    def of_section(cls, section: ModelConfig, img_size: int) -> "HJEPA":
-        """Build the module of a run's `model` section, without drawing initial weights as the constructor does."""
-        module = cls.__new__(cls)
-        ema = section.ema
-        module._build(section, img_size, ema.momentum, ema.momentum_end, ema.ramp_steps or 1000)
-        module.use_flash_attention = True
-        return module
-
     def _build(self, section: ModelConfig, img_size: int, start: float, end: float, warmup_steps: int) -> None:
         size = vit_size(section.encoder_type, **overrides(section.vit))
         if section.embed_dim not in (None, size.embed_dim):
@@ -105,7 +96,7 @@ class HJEPA(torch_twin.HJEPA):
         )
         if not section.use_target_encoder:
             self.target_encoder = None
-        self.section, self.img_size = section, img_size
+        self.img_size = img_size
         self.embed_dim, self.num_hierarchies = size.embed_dim, section.num_hierarchies
         self.encoder_type, self.use_target_encoder = section.encoder_type, section.use_target_encoder
         self.ema_momentum, self.ema_momentum_end, self.ema_warmup_steps = start, end, warmup_steps

@@ -60,9 +60,7 @@ def create_loss_from_config(config: Mapping[str, Any]) -> nn.Module:
         text = f"loss.type: {section.type} has no VICReg term; loss.vicreg_* has no effect"
         warnings.warn(text, UserWarning, stacklevel=2)
     further = {key: given[key] for key in CONTRASTIVE if key in given}
-    loss = build_loss(section, levels, further)
-    loss.section = section if not further else None
-    return loss
+    return build_loss(section, levels, further)
 
 
 create_loss_function = create_loss_from_config  # the name in the README's example

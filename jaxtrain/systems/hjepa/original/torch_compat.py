@@ -38,7 +38,7 @@ def load_config(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def create_masking_function(config: Mapping[str, Any]) -> HierarchicalMaskGenerator:
-    """Return the mask generator of the `masking` section; on the engine, HJEPATrainer draws its masks in the step."""
+    """Return the mask generator of the `masking` section."""
     from jaxtrain.nn.vit import overrides, vit_size
 
     settings = checked(config)

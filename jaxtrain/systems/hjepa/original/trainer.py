@@ -1,4 +1,4 @@
-"""HJEPATrainer: the original's trainer, on this project's engine unless the user has replaced part of the loop."""
+"""HJEPATrainer: the original's trainer, one loop in Python with model and loss compiled."""
 
 import logging
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from torch import nn
 from tqdm import tqdm
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.hjepa.original import native_run
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from jaxtrain.systems.hjepa.original.legacy_config import EPOCHS, tracking
@@ -20,7 +19,7 @@ from jaxtrain.systems.hjepa.original.progress import EarlyStopping, ProgressTrac
 from jaxtrain.systems.hjepa.original.schedules import create_ema_scheduler, create_lr_scheduler
 from jaxtrain.systems.hjepa.original.torch_checkpoint import CheckpointManager, available
 from jaxtrain.systems.hjepa.original.torch_compat import create_masking_function, create_optimizer
-from jaxtrain.systems.hjepa.original.trainer_steps import TrainerSteps
+from jaxtrain.systems.hjepa.original.trainer_steps import TrainerSteps, named, scalars
 
 logger = logging.getLogger("hjepa")  # not a child of "jaxtrain", whose lines go to a run's train.log
 
@@ -36,41 +35,12 @@ class HJEPATrainer(TrainerSteps):
     loss_fn: called with those of predictions=, targets=, context_features= that it takes; returns a dict with "loss",
     (loss, dict) or the loss.
     masking_fn: called with batch_size= and device=; returns {"level_0": {"targets": bool [batch, block, patch]}}.
-    config: the original's nested dict. device: used if torch has it, else the CPU; the engine uses JAX's devices.
+    config: the original's nested dict. device: used if torch has it, else the CPU.
     resume_checkpoint: a file to resume from.
 
-    `train()` runs on the engine if model, loss, masks, optimizer, loaders and schedules have an equivalent there and no
-    step is overridden. Otherwise the loop runs on the host, each forward and backward pass one compiled call, and a
-    line gives the reason. Both leave model, optimizer and counters in their final state.
+    `train()` calls the methods of `TrainerSteps`, which you may override. Forward and backward of model and loss are
+    compiled; where they cannot be, torch runs them, and a line gives the reason.
     """
-
-    STEPS = (
-        "_train_step",
-        "_images",
-        "_mask",
-        "_loss",
-        "_backward",
-        "_optimizer_step",
-        "_set_lr",
-        "_update_target_encoder",
-        "_compute_collapse_metrics",
-        "_train_epoch",
-        "_log_step",
-        "_validate_epoch",
-        "_check_early_stopping",
-        "_log_epoch_summary",
-        "_log_visualizations",
-        "_online_evaluation",
-        "_train_on_host",
-    )  # replaced by the engine, which does call _save_checkpoint and _note_validation
-    PARTS = (
-        "lr_scheduler",
-        "ema_scheduler",
-        "checkpoint_manager",
-        "metrics_logger",
-        "progress_tracker",
-        "early_stopping",
-    )  # built from the config; the host loop also uses objects that replace them
 
     def __init__(
         self,
@@ -94,7 +64,7 @@ class HJEPATrainer(TrainerSteps):
         self.model = model.to(self.device)
         self.train_loader, self.val_loader = train_loader, val_loader
         self.optimizer = create_optimizer(model, self.config) if optimizer is None else optimizer
-        self.loss_fn = create_loss_from_config(self.config) if loss_fn is None else loss_fn
+        self.loss_fn = self._own_loss() if loss_fn is None else loss_fn
         if isinstance(self.loss_fn, nn.Module):
             self.loss_fn.to(self.device)
         self.masking_fn = self._own_masks() if masking_fn is None else masking_fn
@@ -107,17 +77,12 @@ class HJEPATrainer(TrainerSteps):
         self.lr_scheduler = self._plan_lr(training)
         self.ema_scheduler = self._plan_momentum(training)
         self._set_up_records(training)
-        self.planned = {name: getattr(self, name) for name in self.PARTS}
         self.current_epoch = self.global_step = 0
         self.best_val_loss = float("inf")
         self.epochs_without_improvement = 0
         self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
-        self.begun = False  # True once train() has run on the engine
-        self.engine_folder = None  # in checkpoint_dir: of the engine's run, or of the resumed file's
-        self.resumed_from = resume_checkpoint
         if resume_checkpoint is not None:
             self._load_checkpoint(resume_checkpoint)
-        self.resumed_step = self.global_step  # where train() starts, unless steps were made by hand
 
     def _set_up_records(self, training: Mapping[str, Any]) -> None:
         """Create the checkpoint manager, logger, progress tracker and early stopping."""
@@ -151,6 +116,12 @@ class HJEPATrainer(TrainerSteps):
         stopping = training.get("early_stopping") or {}
         options = {name: stopping[name] for name in ("patience", "min_delta", "mode") if name in stopping}
         self.early_stopping = EarlyStopping(**options) if stopping.get("enabled") else None
+
+    def _own_loss(self) -> nn.Module:
+        model = dict(self.config.get("model") or {})
+        if isinstance(self.model, HJEPA):
+            model["num_hierarchies"] = self.model.num_hierarchies
+        return create_loss_from_config({**self.config, "model": model})
 
     def _own_masks(self) -> HierarchicalMaskGenerator:
         model = self.model
@@ -205,13 +176,6 @@ class HJEPATrainer(TrainerSteps):
             ema.get("momentum", 0.996), ema.get("momentum_end", 1.0), epochs, self.steps_per_epoch
         )
 
-    def overridden(self) -> list[str]:
-        """Return the names of the loop's steps that a subclass, this object or a patch of the class has replaced."""
-        kinds = type(self).__mro__
-        own = [vars(kind) for kind in kinds[: kinds.index(HJEPATrainer)]] + [vars(self)]
-        patched = {name for name, step in OWN_STEPS.items() if getattr(HJEPATrainer, name) is not step}
-        return [name for name in self.STEPS if name in patched or any(name in attributes for attributes in own)]
-
     def train(self) -> dict[str, Any]:
         """Train from current_epoch to the end; return train_history, val_history (a dict per epoch) and best_val_loss.
 
@@ -219,14 +183,33 @@ class HJEPATrainer(TrainerSteps):
         then also checkpoint_best.pth. Without resume_checkpoint it starts from the model as given, whatever
         checkpoint_dir holds.
         """
-        if self.epochs < 1:
-            return self._train_on_host()  # there is nothing to do
-        reasons = list(native_run.obstacles(self))
-        if not reasons:
-            return native_run.run(self)
-        how = "one compiled call per step" if self._batch_loss.compiled is not None else "in torch"
-        self._log(f"the loop runs on the host, {how}: {'; '.join(reasons)}")
-        return self._train_on_host()
+        self._judges_online()  # report a mistake before the first epoch
+        history: dict[str, Any] = {"train_history": [], "val_history": []}
+        for epoch in range(self.current_epoch, self.epochs):
+            self.current_epoch = epoch
+            self.progress_tracker.start_epoch()
+            trained = named(self._train_epoch(epoch))
+            history["train_history"].append(trained)
+            self.metrics_logger.log_metrics(scalars(trained), self.global_step, "train/")
+            validated = named(self._validate_epoch(epoch)) if self.val_loader is not None else {}
+            if validated:
+                history["val_history"].append(validated)
+                self.metrics_logger.log_metrics(scalars(validated), self.global_step, "val/")
+            judged = (validated or trained).get("loss", float("nan"))
+            is_best = "loss" in validated and self._note_validation(judged)
+            if self.checkpoint_manager.should_save(epoch) or is_best:
+                self._save_checkpoint(epoch, validated.get("loss"), is_best)
+            if (epoch + 1) % 10 == 0:
+                self.metrics_logger.log_system_metrics(self.global_step)
+            if (epoch + 1) % 5 == 0:
+                self._log_visualizations(epoch)
+            validated |= self._online_evaluation(epoch)
+            if self._check_early_stopping(judged):
+                self._log(f"early stop at epoch {epoch + 1}: best loss {self.best_val_loss:.6g}")
+                break
+            self._log_epoch_summary(epoch, trained, validated)
+        self.metrics_logger.finish()
+        return history | {"best_val_loss": self.best_val_loss}
 
     def _log(self, line: str) -> None:
         """Log a line with this module's logger if logging is set up for INFO, else print it above the progress bar."""
@@ -234,6 +217,3 @@ class HJEPATrainer(TrainerSteps):
             logger.info(line)
         else:
             tqdm.write(line)
-
-
-OWN_STEPS = {name: getattr(HJEPATrainer, name) for name in HJEPATrainer.STEPS}  # before a test patches the class

@@ -23,8 +23,6 @@ class TrainerParts:
     clip_grad: float | None
     use_amp: bool
     original_procedure: bool
-    begun: bool
-    engine_folder: str | None
     model: Any
     optimizer: Any
     scaler: Any

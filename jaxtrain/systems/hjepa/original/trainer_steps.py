@@ -144,7 +144,7 @@ class TrainerSteps(TrainerParts):
             if (step + 1) % self.accumulation_steps == 0:
                 self._optimizer_step()
                 self.progress_tracker.step()
-            numbers = {**_scalars(terms), "loss": float(loss.detach())}
+            numbers = {**scalars(terms), "loss": float(loss.detach())}
             means.add(numbers)
             self.metrics_logger.accumulate_metrics(numbers)
             if step % self.log_frequency == 0:
@@ -162,7 +162,7 @@ class TrainerSteps(TrainerParts):
 
     def _log_step(self, loss, terms) -> None:
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        values = {"lr": rates[0], "ema_momentum": self.ema_scheduler(self.global_step), **_scalars(terms)}
+        values = {"lr": rates[0], "ema_momentum": self.ema_scheduler(self.global_step), **scalars(terms)}
         values |= {f"lr_level_{level}": rate for level, rate in enumerate(rates)} if len(rates) > 1 else {}
         self.metrics_logger.log_metrics({**values, "loss": float(loss.detach())}, self.global_step, "train/")
         self.metrics_logger.log_hierarchical_losses(values, self.global_step)
@@ -178,7 +178,7 @@ class TrainerSteps(TrainerParts):
             for batch in self.val_loader:
                 images = self._images(batch)
                 loss, terms, _ = self._loss(images, self._mask(len(images)))
-                means.add({**_scalars(terms), "loss": loss})
+                means.add({**scalars(terms), "loss": loss})
         self.model.train()
         return means.values() or {"loss": float("nan")}
 
@@ -190,8 +190,6 @@ class TrainerSteps(TrainerParts):
         found = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
         extra = {"global_step": step, "best_val_loss": float(self.best_val_loss)}
         extra["epochs_without_improvement"] = self.epochs_without_improvement
-        if self.begun:
-            extra["engine_folder"] = self.engine_folder
         if self.early_stopping is not None:
             extra["early_stopping"] = self.early_stopping.state_dict()
         return self.checkpoint_manager.save_checkpoint(
@@ -211,7 +209,6 @@ class TrainerSteps(TrainerParts):
         found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler, None)
         self.current_epoch = int(found.get("epoch", -1)) + 1
         self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
-        self.engine_folder = found.get("engine_folder")
         best = found.get("best_val_loss", found.get("best_metric", self.best_val_loss))
         self.best_val_loss = self.best_val_loss if best is None else float(best)
         self.epochs_without_improvement = int(found.get("epochs_without_improvement", 0))
@@ -233,7 +230,7 @@ class TrainerSteps(TrainerParts):
 
     def _log_epoch_summary(self, epoch: int, train_metrics: Any, val_metrics: Any = None):
         """Log one line with the epoch's losses (dicts with "loss", numbers or None), best loss and times."""
-        trained, validated = _named(train_metrics), _named(val_metrics)
+        trained, validated = named(train_metrics), named(val_metrics)
         parts = [f"epoch {epoch + 1}/{self.epochs}", f"train loss {trained.get('loss', float('nan')):.4f}"]
         parts += [f"val loss {validated['loss']:.4f}"] if "loss" in validated else []
         parts += [f"best {self.best_val_loss:.4f}"] if np.isfinite(self.best_val_loss) else []
@@ -309,47 +306,15 @@ class TrainerSteps(TrainerParts):
         model.train(training)
         return np.concatenate(rows)[:most], np.concatenate(labels)[:most]
 
-    # ---- the loop
 
-    def _train_on_host(self) -> dict[str, Any]:
-        """Run all epochs from current_epoch on; return train_history, val_history, best_val_loss."""
-        self._judges_online()  # report a mistake before the first epoch
-        history: dict[str, Any] = {"train_history": [], "val_history": []}
-        for epoch in range(self.current_epoch, self.epochs):
-            self.current_epoch = epoch
-            self.progress_tracker.start_epoch()
-            trained = _named(self._train_epoch(epoch))
-            history["train_history"].append(trained)
-            self.metrics_logger.log_metrics(_scalars(trained), self.global_step, "train/")
-            validated = _named(self._validate_epoch(epoch)) if self.val_loader is not None else {}
-            if validated:
-                history["val_history"].append(validated)
-                self.metrics_logger.log_metrics(_scalars(validated), self.global_step, "val/")
-            judged = (validated or trained).get("loss", float("nan"))
-            is_best = "loss" in validated and self._note_validation(judged)
-            if self.checkpoint_manager.should_save(epoch) or is_best:
-                self._save_checkpoint(epoch, validated.get("loss"), is_best)
-            if (epoch + 1) % 10 == 0:
-                self.metrics_logger.log_system_metrics(self.global_step)
-            if (epoch + 1) % 5 == 0:
-                self._log_visualizations(epoch)
-            validated |= self._online_evaluation(epoch)
-            if self._check_early_stopping(judged):
-                self._log(f"early stop at epoch {epoch + 1}: best loss {self.best_val_loss:.6g}")
-                break
-            self._log_epoch_summary(epoch, trained, validated)
-        self.metrics_logger.finish()
-        return history | {"best_val_loss": self.best_val_loss}
-
-
-def _named(found: Any) -> dict[str, float]:
+def named(found: Any) -> dict[str, float]:
     """Return an epoch's results by name; a single number, from an override, is the loss, and None is no result."""
     if found is None:
         return {}
     return dict(found) if isinstance(found, Mapping) else {"loss": float(found)}
 
 
-def _scalars(terms: Mapping[str, Any]) -> dict[str, float]:
+def scalars(terms: Mapping[str, Any]) -> dict[str, float]:
     """Return the entries that are a single number, finite or not."""
     found = {}
     for name, value in terms.items():

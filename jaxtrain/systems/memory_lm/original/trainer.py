@@ -25,9 +25,8 @@ from jaxtrain.systems.memory_lm.original.schedules import original_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
 from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check, on_present_devices
 from torch_bridge.datasets import to_numpy
-from torch_bridge.lowering.recording.ready import mocked
 from torch_bridge.optimizers import own_step
-from torch_bridge.torch_step import clipping_is_replaced
+from torch_bridge.torch_step import clipping_is_replaced, replaced_forward
 
 STEPS = (
     "training_step",
@@ -279,8 +278,8 @@ class Trainer(HostLoop):
         if self._torch_optimizer is not None and own_step(self._torch_optimizer):
             return own_step(self._torch_optimizer)
         module = self._made if self._given is None else self._given
-        if module is not None and any(mocked(module)):
-            return "a forward of the model is a mock"
+        if module is not None and (forward := replaced_forward(module)):
+            return f"the forward of {forward} was replaced"
         if clipping_is_replaced():
             return "torch.nn.utils.clip_grad_norm_ is your own"
         return None if self._given is None else altered(self._given, self.config, self.settings)

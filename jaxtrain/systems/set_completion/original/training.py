@@ -19,11 +19,11 @@ from jaxtrain.systems.set_completion.original.early_stopping import EarlyStoppin
 from jaxtrain.systems.set_completion.torch_model import SetCompletionModel
 from jaxtrain.systems.set_completion.vocabulary import PAD
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering.recording.ready import is_mock
 
 METRICS = ("loss", "f1", "precision", "recall", "hamming")
 COUNTS = ("tp", "fp", "fn")
 MULTIPLE = 8  # pad SetCompletionModel's inputs to a multiple of it, so that few shapes are compiled
+SCALERS = (torch.amp.GradScaler, torch.cuda.amp.GradScaler)
 STEPS: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> reference to its last Step
 
 
@@ -113,11 +113,13 @@ class Step(StepOrTorch):
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
         say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
         precision = "fp32" if scaler is None else "bf16"
-        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "called": (criterion,), "scaler": scaler}
+        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "scaler": scaler}
         super().__init__(model, self._loss, optimizer, **own)
         self.hooked = hooked(model)
         if self.hooked and not self.in_torch:
             self._give_up(UserError("the model has hooks, which a compiled step would call once"))
+        if self.scaling is scaler and not self.in_torch:
+            self._give_up(UserError("the scaler is your own, which a compiled step would not call"))
 
     def _loss(self, module: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logits = module(batch["inputs"], batch["weapons"], batch["mask"])
@@ -140,8 +142,8 @@ def hooked(model: Any) -> bool:
 
 
 def scaling_of(scaler: Any) -> Any:
-    """Return a mock scaler itself, because a test counts its calls; else True if there is a scaler."""
-    return scaler if is_mock(scaler) else scaler is not None
+    """Return False for no scaler, True for torch's, which bf16 makes superfluous, and one of another class itself."""
+    return scaler is not None if scaler is None or type(scaler) in SCALERS else scaler
 
 
 def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any) -> Step:

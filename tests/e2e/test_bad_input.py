@@ -177,3 +177,18 @@ def test_a_dry_run_trains_nothing(capsys, tmp_path):
     assert run.main(["--config", CONFIG, "--dry-run", f"run.dir={tmp_path / 'run'}", "shard.devices=1"]) == 0
     assert "samples: train 1,438, validation 359" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("target", ["float32", "pair"])
+def test_a_loss_that_fails_in_torch_is_named_and_not_the_module(target, tmp_path):
+    import torch
+
+    labels = torch.zeros(16) if target == "float32" else torch.zeros(16, 5)
+    data = torch.utils.data.TensorDataset(torch.randn(16, 3), labels)
+    config = TrainingConfig(batch_size=8, run={"dir": str(tmp_path / "run"), "quiet": True})
+    loss = torch.nn.CrossEntropyLoss() if target == "float32" else torch.nn.L1Loss()
+    with pytest.raises(UserError) as refused:
+        Trainer(torch.nn.Linear(3, 2), data, None, config, loss=loss)
+    said = f"the loss {type(loss).__name__} fails in torch on the output of Linear()(batch[0]): RuntimeError: "
+    assert str(refused.value).startswith(said)
+    assert "Mend the module" not in str(refused.value)

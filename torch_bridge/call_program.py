@@ -1,5 +1,6 @@
 """A recorded graph as a function that torch can call and differentiate."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import torch
 
 from jaxtrain.runtime.prng import Rngs
+from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.function import as_torch
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.table import Call
@@ -14,14 +16,18 @@ from torch_bridge.lowering.view_outputs import view, views_of_given
 
 
 class CallProgram:
-    """A graph that torch can call. reached: names of the parameters that a gradient of its outputs reaches."""
+    """A graph that torch can call.
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    waits: tells who waits for its compilations. reached: names of the parameters that a gradient of its outputs
+    reaches.
+    """
+
+    def __init__(self, graph: Graph, waits: Waits):
+        self.graph, self._waits, self._purpose = graph, waits, ""
         self.reached = graph.differentiable()
         self.views = views_of_given(graph)
         self.constants: dict[int, Any] = {}  # outputs that are not tensors, by index; known after tracing
-        self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches)
+        self.run = as_torch(self._run, slim=not graph.loops, reaches=self._reaches, wait=self._wait)
         self._draws: bool | None = None  # whether it draws random numbers; known after tracing
         self._carrying: dict[frozenset[str], list[bool]] = {}
 
@@ -29,6 +35,7 @@ class CallProgram:
         self, state: dict, leaves: list, trained: frozenset[str], own: Mapping[str, Any]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """Run the graph. own: the module's tensors and Python's numbers, for outputs that are one of them unchanged."""
+        self._purpose = self._purpose or inputs_of([tuple(x.shape) for x in leaves if isinstance(x, torch.Tensor)])
         before = torch.get_rng_state()
         seed = torch.zeros((), dtype=torch.int64) if self._draws is False else torch.randint(1 << 31, ())
         tensors, changed = self.run(state, leaves, seed)
@@ -52,6 +59,9 @@ class CallProgram:
             for place, node in self.views.items():
                 outputs[place] = view(node, given)
         return self.graph.in_torch(outputs), changed
+
+    def _wait(self, what: str) -> contextlib.AbstractContextManager:
+        return self._waits.during(what, self._purpose)
 
     def _reaches(self, given: Sequence[bool]) -> tuple:
         """Return for each argument of `run` whether gradients of these results reach it."""

@@ -13,6 +13,7 @@ import copy
 import inspect
 import logging
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,11 +26,21 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus
+from jaxtrain.runtime.waits import PATIENCE_S, PATIENCE_STEPS, Waits
 from torch_bridge.call_program import CallProgram
 from torch_bridge.datasets import to_numpy
 from torch_bridge.exchange import check_input
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering.errors import CannotRecord, MayRaise, TooManyRecords, stays_in_torch, unreadable
+from torch_bridge.lowering.errors import (
+    CannotRecord,
+    MayRaise,
+    RunsOnceInTorch,
+    StaysInTorch,
+    TooManyRecords,
+    line_in,
+    stays_in_torch,
+    unreadable,
+)
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.python.changing import forms
 from torch_bridge.lowering.recording.batch_items import BatchItems
@@ -42,6 +53,7 @@ from torch_bridge.refusals import Refusals
 from torch_bridge.step_record import RECORDING, Inside, LossRecord, fails_in_torch, flags_of, reason_of
 from torch_bridge.torch_edits import structure_of
 
+BACKWARD = 2  # the time of a backward pass in torch, as a multiple of the forward pass's
 TOLD_SHAPES, MOST_SHAPES = 8, 64  # input shapes of a module: number to warn at, most to compile for
 MOST_STRUCTURES = 8  # variants of modules, hooks or tied weights; each has its own records
 IN_TORCH = Inside()  # inside this context nothing runs compiled
@@ -52,21 +64,29 @@ log = logging.getLogger(__name__)
 class CompiledCall:
     """Call `function(*modules, batch)`, compiled, with the modules' parameters as they are at each call.
 
+    gives_up: raise RunsOnceInTorch for a call of which torch's time is wanted, in `torch_s`, and StaysInTorch where
+    compiling has cost more than torch would.
+
     module: a torch module, or several by name. function: torch code that returns tensors in any nesting. Outputs are
     differentiable where they are in torch. Parameters that no output depends on get no gradient. Buffers that the call
     changes are written back. Train/eval modes and requires_grad are read at each call; random numbers follow
     torch.manual_seed.
     """
 
-    def __init__(self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable):
+    def __init__(
+        self, module: torch.nn.Module | Mapping[str, torch.nn.Module], function: Callable, gives_up: bool = False
+    ):
         gpus.share_memory()
         compile_cache.enable()
         modules = module if isinstance(module, Mapping) else {"module": module}
         self.modules = {name: unwrapped(inner) for name, inner in modules.items()}
         self._function = function
-        self._items = BatchItems(type(next(iter(self.modules.values()))).__name__)
+        name = type(next(iter(self.modules.values()))).__name__
+        self._items, self._waits = BatchItems(name), Waits(name, line_in)
         self._structures: dict[tuple, tuple] = {}
         self._structure: tuple | None = None
+        self._gives_up, self._calls = gives_up, 0
+        self.torch_s: float | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Run the compiled function. Raises UserError listing what cannot be recorded, with line numbers."""
@@ -75,9 +95,11 @@ class CompiledCall:
             outputs = self._run(batch)
         except Exception as error:
             torch.set_rng_state(before)  # torch may run the call instead, and draws what it draws
-            if isinstance(error, CannotRecord) and self._items.give_up(error):
+            recordable = isinstance(error, RunsOnceInTorch)
+            if isinstance(error, CannotRecord) and not recordable and self._items.give_up(error):
                 return self(batch)
             raise
+        self._calls += 1
         self._items.recorded()
         return outputs
 
@@ -112,7 +134,7 @@ class CompiledCall:
                 raise CannotRecord(unfit)
             if moved and differ_twice(graph.module):  # a gradient penalty is likely
                 raise CannotRecord("a backward hook is inside, and an input requires a gradient")
-            self._programs[id(graph)] = CallProgram(graph)
+            self._programs[id(graph)] = CallProgram(graph, self._waits)
         program = self._programs[id(graph)]
         graph.check_indices(leaves)
         reached = program.reached
@@ -153,9 +175,25 @@ class CompiledCall:
             if graph.host.answers([*given, *numbers]):
                 return graph, numbers
         self._items.check()
-        graph, numbers = self.record.graph(given, spec, modes, own)
+        self._compare_costs()
+        with self._waits.during("is recorded"):
+            graph, numbers = self.record.graph(given, spec, modes, own)
         self._graphs.setdefault((self.record.python()[0], key), []).append(graph)
         return graph, numbers
+
+    def _compare_costs(self) -> None:
+        """Raise StaysInTorch if compiling has cost more than torch would, and RunsOnceInTorch to get torch's time."""
+        spent_s = self._waits.spent_s
+        if not self._gives_up or spent_s < PATIENCE_S:
+            return
+        if self.torch_s is None:
+            raise RunsOnceInTorch(f"compiling has taken {spent_s:.0f} s, and a call in torch is timed")
+        step_s = self.torch_s * (1 + BACKWARD)
+        if self._waits.cost_more(step_s, self._calls):
+            raise StaysInTorch(
+                f"compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} forward and backward passes in torch "
+                f"would ({step_s:.2g} s each), and this call needs another program"
+            )
 
 
 class CompiledForward:
@@ -193,7 +231,7 @@ class CompiledForward:
         if self._too_many((args, kwargs)):
             return self.__wrapped__(*args, **kwargs)
         if self._call is None:
-            self._call = CompiledCall(self.__self__, _on_inputs(self._own))
+            self._call = CompiledCall(self.__self__, _on_inputs(self._own), gives_up=True)
         try:
             outputs = self._call((args, kwargs))
             self._refusals.recorded()
@@ -202,6 +240,11 @@ class CompiledForward:
             refused = error
         if fails_in_torch(refused):
             return self.__wrapped__(*args, **kwargs)  # raises torch's own error
+        if isinstance(refused, RunsOnceInTorch):
+            began = time.perf_counter()
+            outputs = self._in_torch(reason_of(refused), args, kwargs)
+            self._call.torch_s = time.perf_counter() - began
+            return outputs
         if self._refusals.again(refused):
             self._call = None
             return self._in_torch(f"{reason_of(refused)}; the next is recorded anew", args, kwargs)

@@ -8,6 +8,7 @@ loss(prediction, target)["loss"].backward()      # tensors
 loss(jax_prediction, jax_target)                 # arrays: the function itself
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -22,16 +23,21 @@ from jaxtrain.errors import UserError
 from jaxtrain.runtime import gpus
 from torch_bridge.exchange import Shared, address, any_wide, inexact, precision, pull_back, take, to_input, to_tensors
 
+Wait = Callable[[str], contextlib.AbstractContextManager]
+
 
 def as_torch(
-    function: Callable, slim: bool = False, reaches: Callable[[Sequence[bool]], Any] | None = None
+    function: Callable,
+    slim: bool = False,
+    reaches: Callable[[Sequence[bool]], Any] | None = None,
+    wait: Wait | None = None,
 ) -> Callable:
     """Return `function` for tensors too; a call without tensors calls the function itself.
 
     slim: keep fewer values for the backward pass, which recomputes cheap operations. In a loop over rows the
     recomputation needs a loop of its own. reaches: maps a list of booleans, one per leaf of the results (True if it has
     a gradient), to one boolean per argument, in the form (args, kwargs): whether a gradient reaches it. torch leaves
-    `grad` of the others None.
+    `grad` of the others None. wait: returns the context of a call that compiles, from what is done in it.
 
     Arguments and results may be nested in dicts, lists and tuples. Tensors are differentiable if they require a
     gradient. Numpy arrays beside tensors are treated as tensors. Everything else is a constant that the call is
@@ -56,7 +62,7 @@ def as_torch(
         try:
             program = programs.get(key)
             if program is None:
-                program = programs[key] = _Program(function, spec, places, constants, wanted, slim, reaches)
+                program = programs[key] = _Program(function, spec, places, constants, wanted, slim, reaches, wait)
         except TypeError:
             odd = next(type(value).__name__ for _, value in constants if type(value).__hash__ is None)
             raise UserError(
@@ -108,6 +114,7 @@ class _Program:
         wanted: tuple,
         slim: bool = False,
         reaches: Callable[[Sequence[bool]], Any] | None = None,
+        wait: Wait | None = None,
     ):
         self.function, self.spec, self.places, self.constants = function, spec, places, dict(constants)
         self.slim = slim
@@ -119,6 +126,15 @@ class _Program:
         self._gradient: _Program | None = None
         self._reaches = reaches
         self._reached: dict[tuple, frozenset[int]] = {}
+        self._wait = wait
+        self._done: set[str] = set()
+
+    def first(self, what: str) -> contextlib.AbstractContextManager:
+        """Return the context of a call: the first that does this compiles, which may take long."""
+        if self._wait is None or what in self._done:
+            return contextlib.nullcontext()
+        self._done.add(what)
+        return self._wait(what)
 
     def reached(self, given: tuple[bool, ...]) -> frozenset[int]:
         """Return the indices of the tensors that gradients of these results reach."""
@@ -161,7 +177,8 @@ class _Program:
             lasting = [tensor.is_leaf and tensor.requires_grad for tensor in tensors]  # parameters
             pairs = enumerate(zip(tensors, lasting, strict=True))
             arrays = [self.shared.array(place, t) if lasts else to_input(t) for place, (t, lasts) in pairs]
-            outputs, pullback = self.forward(arrays)
+            with self.first("is compiled"):
+                outputs, pullback = self.forward(arrays)
             jax.block_until_ready(outputs)  # torch may write to the inputs from now on
             given = lambda place: arrays[place] if lasting[place] else arrays[place].copy()
             fill = lambda leaf: given(leaf.place) if isinstance(leaf, _Given) else leaf
@@ -241,7 +258,9 @@ class _Call(torch.autograd.Function):
             return None, *(by_place.get(i) if i in reached else None for i in range(ctx.count))
         with precision(ctx.wide):
             arrays = [to_input(t.conj()) for t in given]
-            gradients = jax.block_until_ready(pull_back()(ctx.pullback, arrays))
+            with ctx.program.first("has its backward pass compiled"):
+                gradients = pull_back()(ctx.pullback, arrays)
+            gradients = jax.block_until_ready(gradients)
         found: list[torch.Tensor | None] = [None] * ctx.count
         tensors = take(gradients, (*arrays, *jax.tree.leaves(ctx.pullback)))
         _drop_used(ctx)

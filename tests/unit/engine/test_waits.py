@@ -1,5 +1,6 @@
 """A wait of more than some seconds is told: what goes on, how far it is, how long it took before, what it was for."""
 
+import re
 import time
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 from torch import nn
 
 import jaxtrain
+from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.compiled_step import step as steps
 from jaxtrain.runtime import waits
 from jaxtrain.runtime.waits import Waits
+from torch_bridge import compiled_call
+from torch_bridge.compiled_call import CompiledForward
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_recording_tells_the_users_line(soon, caplog):
 
 def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, caplog):
     monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(steps, "PATIENCE_STEPS", 0)
+    monkeypatch.setattr(waits, "PATIENCE_STEPS", 0)
     module, plain = nn.Linear(3, 1), nn.Linear(3, 1)
     plain.load_state_dict(module.state_dict())
     optimizer = torch.optim.Adam(plain.parameters())
@@ -70,10 +74,53 @@ def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, 
 
 def test_steps_that_run_compiled_count_against_the_cost(monkeypatch):
     monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(steps, "PATIENCE_STEPS", 10**9)
+    monkeypatch.setattr(waits, "PATIENCE_STEPS", 10**9)
     module = nn.Linear(3, 1)
     step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
     for rows in (4, 5, 6, 7):
         step(torch.ones(rows, 3))
     assert step.torch is None
     assert len(step.programs) == 3  # one step was timed
+
+
+def test_a_module_under_accelerate_tells_its_waits(soon, caplog):
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(1.0)  # as a long forward pass
+            return super().forward(x)
+
+    module = Slow(3, 1)
+    module.forward = CompiledForward(module)
+    for _ in range(2):
+        module(torch.ones(2, 3)).mean().backward()
+    told = " | ".join(caplog.messages)
+    assert "Slow is recorded, " in told
+    assert "time.sleep(1.0)  # as a long" in told
+    assert told.count("once for inputs of shapes (2, 3)") == 1
+
+
+def test_compiling_a_module_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, caplog):
+    monkeypatch.setattr(compiled_call, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(waits, "PATIENCE_STEPS", 0)
+    module, plain = nn.Linear(3, 1), nn.Linear(3, 1)
+    plain.load_state_dict(module.state_dict())
+    module.forward = CompiledForward(module)
+    for rows in (4, 4, 5, 6, 4):  # timed in torch at the first new shape, given up at the next
+        x = torch.ones(rows, 3)
+        torch.testing.assert_close(module(x), plain(x))
+    assert module.forward._whole
+    assert "forward and backward passes in torch would" in caplog.text
+
+
+def test_a_trainer_tells_its_waits(soon, caplog, tmp_path):
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(1.0)  # as a long forward pass
+            return super().forward(x)
+
+    data = torch.utils.data.TensorDataset(torch.ones(16, 3), torch.ones(16, 1))
+    config = TrainingConfig(num_epochs=1, batch_size=16, run={"dir": str(tmp_path / "run"), "quiet": True})
+    Trainer(Slow(3, 1), data, None, config, loss=nn.MSELoss()).train()
+    told = " | ".join(caplog.messages)
+    assert re.search(r"Slow is recorded, \d+ s so far, now at \S+  time\.sleep\(1\.0\)  # as a long", told)
+    assert "the training step is compiled, " in told

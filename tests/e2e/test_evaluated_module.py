@@ -207,5 +207,6 @@ def test_a_sequential_is_indexed_counted_and_iterated():
     assert (len(model), model[0], [*model], model[1] in model) == (3, module[0], [*module], True)
     assert [type(layer).__name__ for layer in reversed([*model])] == ["Linear", "ReLU", "Linear"]
     assert len(model[:2]) == 2
+    net = Net()
     with pytest.raises(TypeError, match="has no len"):
-        len(jaxtrain.compile(Net(), mse, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)).eval())
+        len(jaxtrain.compile(net, mse, torch.optim.SGD(net.parameters(), 0.05)).eval())

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig, UserError, config_io, export, load_config, lr_find, run, tune
 from tests.contract.tasks import tiny
+from torch_bridge import verify
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
 
@@ -60,7 +61,7 @@ def test_a_missing_config_lists_the_ones_there_are(capsys):
     assert "configs/digits.yaml" in message(capsys, "--config", "configs/digitz.yaml")
 
 
-@pytest.mark.parametrize("command", [lr_find, tune, export])
+@pytest.mark.parametrize("command", [lr_find, tune, export, verify])
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(command, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     option = "--hf" if command is export else "--output"

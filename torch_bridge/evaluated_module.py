@@ -22,7 +22,7 @@ class EvaluatedModule(torch.nn.Module):
 
     def __new__(cls, module: torch.nn.Module, forward: Callable[..., Any]) -> "EvaluatedModule":
         asked = [name for name in CONTAINERS if hasattr(type(module), name)]  # Python looks for these in the class
-        kind = type(cls.__name__, (cls,), {name: _handed_on(name) for name in asked}) if asked else cls
+        kind: Any = type(cls.__name__, (cls,), {name: _handed_on(name) for name in asked}) if asked else cls
         return super().__new__(kind)
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any]):

@@ -39,6 +39,15 @@ def test_a_short_wait_is_not_told(caplog):
     assert not caplog.messages
 
 
+def test_of_several_processes_the_first_tells(soon, caplog, monkeypatch):
+    for rank in "10":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        with Waits(f"Net {rank}", lambda frame: "").during("is recorded", "inputs"):
+            time.sleep(0.2)
+    assert {message.partition(" is")[0] for message in caplog.messages} == {"Net 0"}
+
+
 def test_recording_tells_the_users_line(soon, caplog):
     class Slow(nn.Linear):
         def forward(self, x):

@@ -42,6 +42,7 @@ def test_a_short_wait_is_not_told(caplog):
 def test_of_several_processes_the_first_tells(soon, caplog, monkeypatch):
     for rank in "10":
         monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
         monkeypatch.setenv("RANK", rank)
         with Waits(f"Net {rank}", lambda frame: "").during("is recorded", "inputs"):
             time.sleep(0.2)

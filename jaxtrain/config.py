@@ -371,13 +371,16 @@ class TrainingConfig(Section):
     @classmethod
     def plain(cls, **settings: Any) -> "TrainingConfig":
         """Return the config of a plain torch loop: a constant rate, no clipping, no decay, but for what is given."""
-        values = nest_flat_names(settings)
+        try:
+            values = nest_flat_names(settings)
+        except ValueError:
+            return cls(**settings)  # which tells the mistake
         settings_of = lambda one: one.model_dump(exclude_unset=True) if isinstance(one, BaseModel) else one or {}
         optim = settings_of(values.get("optim"))
         if isinstance(optim, dict) and isinstance(schedule := settings_of(optim.get("schedule")), dict):
             schedule = {"name": "constant", **schedule}
             values["optim"] = {"weight_decay": 0.0, "clip_norm": None, **optim, "schedule": schedule}
-        return cls.model_validate(values)
+        return cls(**values)
 
     @model_validator(mode="before")
     @classmethod

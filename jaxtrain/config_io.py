@@ -45,6 +45,9 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task,
 
 def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
     """Return a YAML file's checked config: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
+    wrong = next((one for one in overrides if not isinstance(one, str)), None)
+    if wrong is not None:
+        raise UserError(f'load_config: an override is {wrong!r}, wanted texts after the file, as "optim.lr=1e-3"')
     return load(path, overrides)[1]
 
 

@@ -9,6 +9,27 @@ import pydantic
 
 from jaxtrain.errors import UserError, shortened
 
+ELSEWHERE = {  # names that other libraries have for a setting, and that no spelling leads to
+    "optimizer": "optim.name",
+    "betas": "optim.beta1",
+    "wd": "optim.weight_decay",
+    "bs": "data.batch_size",
+    "grad_clip": "optim.clip_norm",
+    "gradient_clip": "optim.clip_norm",
+    "clip_grad": "optim.clip_norm",
+    "early_stopping": "evaluation.patience",
+    "fp16": "precision.policy",
+    "bf16": "precision.policy",
+    "amp": "precision.policy",
+    "logging_steps": "train.log_every_steps",
+    "log_every_n_steps": "train.log_every_steps",
+    "eval_steps": "evaluation.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "random_state": "seed",
+    "random_seed": "seed",
+    "name": "run.name",
+}
+
 
 class WrongSettings(UserError):
     """Error that lists the mistakes of a config. first: what is wrong with the first value, without its key."""
@@ -71,6 +92,8 @@ def _suggestion(kind: type[pydantic.BaseModel], where: list[str], other_names: M
         accepted = {other: key.removeprefix(f"{inside}.") for other, key in names.items()} | accepted
     else:
         accepted |= {other: other for other in names}
+    if (meant_key := ELSEWHERE.get(name)) in every and not inside:
+        return f", did you mean `{meant_key}`?"
     near = difflib.get_close_matches(name, accepted, 1, cutoff=0.6)
     if near:
         return f", did you mean `{accepted[near[0]]}`?"

@@ -8,6 +8,8 @@ import torch
 
 from torch_bridge import torch_step
 
+CONTAINERS = ("__len__", "__getitem__", "__iter__", "__reversed__", "__contains__")  # of a Sequential, say
+
 
 class EvaluatedModule(torch.nn.Module):
     """A torch module's compiled forward pass in evaluation mode, with the module's attributes and methods.
@@ -17,6 +19,11 @@ class EvaluatedModule(torch.nn.Module):
     leaves the module's own mode alone, so training goes on as before; `train()` sets it, as torch does, and until the
     next `eval()` calls run in torch, in training mode and with gradients.
     """
+
+    def __new__(cls, module: torch.nn.Module, forward: Callable[..., Any]) -> "EvaluatedModule":
+        asked = [name for name in CONTAINERS if hasattr(type(module), name)]  # Python looks for these in the class
+        kind: Any = type(cls.__name__, (cls,), {name: _handed_on(name) for name in asked}) if asked else cls
+        return super().__new__(kind)
 
     def __init__(self, module: torch.nn.Module, forward: Callable[..., Any]):
         vars(self).update(_module=module, _forward=forward, _evaluating=True)  # no tensors, hooks or mode of its own
@@ -84,7 +91,7 @@ def _handed_on(name: str) -> Callable[..., Any]:
         return self if result is self._module else result
 
     method.__name__ = method.__qualname__ = name
-    method.__doc__ = getattr(torch.nn.Module, name).__doc__
+    method.__doc__ = getattr(getattr(torch.nn.Module, name, None), "__doc__", None)
     return method
 
 

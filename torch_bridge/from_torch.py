@@ -6,7 +6,6 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,12 +15,14 @@ import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
+from jaxtrain.runtime.waits import Waits
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.double_values import doubles_of, holds
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.errors import line_in
 from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
 from torch_bridge.lowering.python.changing import values_of
@@ -110,7 +111,7 @@ class Record:
         self,
         entry: torch.nn.Module,
         parts: Mapping[str, str] | None = None,
-        effects: Callable[[], AbstractContextManager[set[str]]] = lambda: contextlib.nullcontext(set()),
+        effects: Callable[[], contextlib.AbstractContextManager[set[str]]] = lambda: contextlib.nullcontext(set()),
     ):
         """parts: see `graph_of`. effects: see `PythonInputs.effects`, for what the entry reads."""
         self.entry, self.parts, self._effects = entry, parts, effects
@@ -175,7 +176,7 @@ class Record:
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
             vars(self.entry)["asked"] = asked = Asked(values_of(leaves))
-            with self._effects() as changed:
+            with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
             return on_host(graph_of(recorded, PREFIX, self.parts), leaves, asked.conditions)

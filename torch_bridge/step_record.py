@@ -88,6 +88,7 @@ def _plain_mode() -> Iterator[None]:
 
 RECORDING = Inside()  # code runs in order to be recorded, or compared with a record
 MOST_RECORDS = 8  # for different values that Python branches on
+MOST_ANEW = 2  # where most calls have a function of their own: a closure made in the loop, say
 _OF_BATCH = "a number of the batch"
 
 
@@ -294,9 +295,10 @@ class LossRecord:
             same_form = other.program.call_spec.out_spec == recorded.program.call_spec.out_spec  # has the logged names
             if same_form and python_state.difference(other.program, recorded.program) is None:
                 return other
-        if len(of_structure) >= MOST_RECORDS:
+        most = MOST_ANEW if 2 * self.entry.varying.anew > self._calls else MOST_RECORDS
+        if len(of_structure) >= most:
             raise TooManyRecords(
-                f"{self.name}: {self.entry.varying.described()}, which has asked for {MOST_RECORDS} programs already: "
+                f"{self.name}: {self.entry.varying.described()}, which has asked for {most} programs already: "
                 "make objects once, and compute with torch.where on a tensor of the batch"
             )
         others.append(recorded)

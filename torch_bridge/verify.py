@@ -67,7 +67,8 @@ def main(argv: commands.Arguments = None) -> int:
                      "scheduler (default torch.optim.AdamW)")  # fmt: skip
     own.add_argument("--steps", type=commands.count(), default=20, help="updates on both sides (default 20)")
     own.add_argument("--batch-size", type=commands.count(2), default=8, help="samples per update (default 8)")
-    own.add_argument("--output", metavar="DIR", help="write certificate.html and certificate.json there")
+    own.add_argument("--output", type=commands.output_folder, metavar="DIR", help="write certificate.html and "
+                     "certificate.json there")  # fmt: skip
     commands.add_quiet(p)
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
@@ -112,11 +113,11 @@ def _verify_module(arguments: argparse.Namespace) -> int:
     trainer = Trainer(module, data, None, config, loss=loss, optimizer=optimizer, scheduler=scheduler)
     certificate = trainer.verify(arguments.steps)
     arguments.found = certificate.as_dict()
-    if arguments.output is not None:
-        certificate.write(arguments.output)
     if not arguments.json:
         print(certificate)
-        if arguments.output is not None:
+    if arguments.output is not None:
+        certificate.write(arguments.output)
+        if not arguments.json:
             print(f"wrote {arguments.output}/certificate.html and certificate.json")
     return 0 if certificate.agrees else commands.FAILED
 

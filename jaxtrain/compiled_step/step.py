@@ -18,12 +18,11 @@ from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
-from jaxtrain.runtime.waits import Waits
+from jaxtrain.runtime.waits import PATIENCE_S, PATIENCE_STEPS, Waits
 
 if TYPE_CHECKING:
     from torch_bridge.evaluated_module import EvaluatedModule
 
-PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 MOST_IN_VAIN = 16  # recordings that only gave a graph already known; with more, torch takes over
 
 
@@ -291,7 +290,7 @@ class CompiledStep:
             raise self.weights.bridge.errors.RunsOnceInTorch(
                 f"compiling has taken {spent_s:.0f} s, and a step in torch is timed"
             )
-        if spent_s > self.torch_s * (PATIENCE_STEPS + self.count):
+        if self.waits.cost_more(self.torch_s, self.count):
             raise self.weights.bridge.errors.StaysInTorch(
                 f"{self.record.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in "
                 f"torch would ({self.torch_s:.2g} s each), and this batch needs another program"

@@ -5,10 +5,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
+from jaxtrain.errors import UserError
+from jaxtrain.runtime import launch
+
 LONG_S = 5.0  # a wait is told from here on, and again each time it has doubled
+PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +44,34 @@ class Waits:
             took = time.perf_counter() - began
             self._last[what] = took
             self.spent_s += took
-        if took > LONG_S and purpose and not self._told:
+        if took > LONG_S and purpose and not self._told and _speaks():
             self._told = True
             log.warning("%s %s in %.0f s, once for %s", self.name, what, took, purpose)
 
+    def cost_more(self, torch_s: float, steps: int) -> bool:
+        """Return True if the waits have cost more than PATIENCE_STEPS steps in torch besides those that have run
+        compiled. torch_s: seconds of a step in torch."""
+        return self.spent_s > torch_s * (PATIENCE_STEPS + steps)
+
     def _watch(self, what: str, began: float, thread: int, over: threading.Event) -> None:
         wait_s = LONG_S
-        while not over.wait(wait_s):
+        while _speaks() and not over.wait(wait_s):
             wait_s = time.perf_counter() - began
             line = self._line_of(sys._current_frames().get(thread))
             place = f", now at {line}" if line else ""
             last = f"; the last time took {self._last[what]:.0f} s" if what in self._last else ""
             log.warning("%s %s, %.0f s so far%s%s", self.name, what, wait_s, place, last)
+
+
+def _speaks() -> bool:
+    """Return True on the first process of a launch: they all wait for the same."""
+    try:
+        return launch.detect().process == 0
+    except UserError:  # of an environment that is told where processes are connected
+        return True
+
+
+def inputs_of(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return what a program is compiled for, as `Waits.during` tells it."""
+    more = f" and {len(shapes) - 4} more" if len(shapes) > 4 else ""
+    return f"inputs of shapes {', '.join(map(str, shapes[:4])) or 'no arrays'}{more}"

@@ -37,7 +37,7 @@ class Pruner(Section):
 class StudySettings(Section):
     trials: int = Field(default=20, ge=1)
     timeout_s: float | None = Field(default=None, gt=0)  # start no trial later than this
-    seed: int = Field(default=0, ge=0)  # of the sampler; the trials' own is the config's `seed`
+    seed: int = Field(default=0, ge=0, lt=2**32)  # of the sampler; the trials' own is the config's `seed`
     sampler: Sampler = Sampler()
     pruner: Pruner = Pruner()
     keep_checkpoints: Literal["best", "all"] = "best"  # best: those of other finished trials are deleted

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxtrain import Trainer, TrainingConfig, UserError, config_io, export, load_config, lr_find, run, tune
 from tests.contract.tasks import tiny
+from torch_bridge import verify
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs/digits_tiny.yaml")
 
@@ -60,7 +61,7 @@ def test_a_missing_config_lists_the_ones_there_are(capsys):
     assert "configs/digits.yaml" in message(capsys, "--config", "configs/digitz.yaml")
 
 
-@pytest.mark.parametrize("command", [lr_find, tune, export])
+@pytest.mark.parametrize("command", [lr_find, tune, export, verify])
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(command, capsys, tmp_path):
     (tmp_path / "file").write_text("")
     option = "--hf" if command is export else "--output"
@@ -177,3 +178,18 @@ def test_a_dry_run_trains_nothing(capsys, tmp_path):
     assert run.main(["--config", CONFIG, "--dry-run", f"run.dir={tmp_path / 'run'}", "shard.devices=1"]) == 0
     assert "samples: train 1,438, validation 359" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("target", ["float32", "pair"])
+def test_a_loss_that_fails_in_torch_is_named_and_not_the_module(target, tmp_path):
+    import torch
+
+    labels = torch.zeros(16) if target == "float32" else torch.zeros(16, 5)
+    data = torch.utils.data.TensorDataset(torch.randn(16, 3), labels)
+    config = TrainingConfig(batch_size=8, run={"dir": str(tmp_path / "run"), "quiet": True})
+    loss = torch.nn.CrossEntropyLoss() if target == "float32" else torch.nn.L1Loss()
+    with pytest.raises(UserError) as refused:
+        Trainer(torch.nn.Linear(3, 2), data, None, config, loss=loss)
+    said = f"the loss {type(loss).__name__} fails in torch on the output of Linear()(batch[0]): RuntimeError: "
+    assert str(refused.value).startswith(said)
+    assert "Mend the module" not in str(refused.value)

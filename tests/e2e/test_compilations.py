@@ -120,6 +120,36 @@ def test_forward_and_backward_of_accelerate_are_compiled_once(compiled):
     assert compiled() == {"_traced": 2}
 
 
+class Picks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.pick = nn.Linear(6, 8), nn.Linear(8, 1), torch.relu
+
+    def forward(self, x):
+        return self.head(self.pick(self.body(x)))
+
+
+def masked(module, batch):
+    x, mask = batch
+    module.pick = lambda h: h * mask  # another function at each call
+    return module(x).pow(2).mean()
+
+
+def test_a_function_made_anew_at_each_call_is_compiled_for_two_calls_only(compiled):
+    module, plain = Picks(), Picks()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    step = jaxtrain.compile(module, masked, torch.optim.SGD(module.parameters(), 0.1))
+    for number in range(8):
+        batch = X, (torch.arange(8) % (number + 2) > 0).float()
+        loss = masked(plain, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert float(step(batch)) == pytest.approx(loss.item(), rel=1e-5)
+    assert sum(compiled().values()) <= 8  # forward and backward of two calls, then of the two layers
+
+
 def test_lightning_compiles_one_program(compiled, tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
     from jaxtrain.lightning import Trainer

@@ -198,3 +198,15 @@ def test_of_several_modules_each_behaves_as_its_own():
     inner = steps.eval("first")(batch()[0])
     torch.testing.assert_close(steps.eval("second")(inner), second(first(batch()[0])).detach(), rtol=0, atol=1e-6)
     assert list(steps.eval("second").state_dict()) == ["weight", "bias"]
+
+
+def test_a_sequential_is_indexed_counted_and_iterated():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.05))
+    model = step.eval()
+    assert (len(model), model[0], [*model], model[1] in model) == (3, module[0], [*module], True)
+    assert [type(layer).__name__ for layer in reversed([*model])] == ["Linear", "ReLU", "Linear"]
+    assert len(model[:2]) == 2
+    net = Net()
+    with pytest.raises(TypeError, match="has no len"):
+        len(jaxtrain.compile(net, mse, torch.optim.SGD(net.parameters(), 0.05)).eval())

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import jaxtrain
+from jaxtrain import Trainer, TrainingConfig
 from torch_bridge.capture.module_call import compile_calls
 
 X, Y = torch.randn(8, 3), torch.randn(8)
@@ -16,6 +18,10 @@ X, Y = torch.randn(8, 3), torch.randn(8)
 
 def mean_squares(module, batch):
     return F.mse_loss(module(batch[0]), batch[1])
+
+
+def mean_squares_of(output, target):
+    return F.mse_loss(output, target)
 
 
 class Warns(nn.Module):
@@ -59,6 +65,19 @@ def test_a_module_of_torch_tells_the_line_that_calls_it():
 
     told = steps(nn.Linear(3, 1), loss_fn, [(X, Y)] * 2)
     assert [one[2] for one in told] == [line_of(loss_fn, "criterion(module")]
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), mean_squares_of])
+def test_a_trainer_tells_the_target_size_once(loss, tmp_path):
+    config = TrainingConfig(num_epochs=1, batch_size=8, run={"dir": str(tmp_path / "run"), "quiet": True})
+    data = TensorDataset(torch.randn(16, 3), torch.randn(16))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(nn.Linear(3, 1), data, data, config, loss=loss).train()
+    told = [one for one in caught if "target size" in str(one.message)]
+    assert [one.category for one in told] == [UserWarning]
+    assert "(torch.Size([8])) that is different to the input size (torch.Size([8, 1]))" in str(told[0].message)
+    assert told[0].filename == __file__  # the loss's line, else that of the Trainer
 
 
 def test_what_the_model_warns_of_itself_is_told_once():

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.prng import Rngs
+from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.capture import artefacts, decompositions
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
 from torch_bridge.capture.memory import Input, Layout, Order
@@ -21,7 +22,7 @@ from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.capture.unreached import Tangents
 from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.exchange import precision
-from torch_bridge.lowering.errors import CannotRecord, source_line
+from torch_bridge.lowering.errors import CannotRecord, line_in, source_line
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.table import Call
 
@@ -75,6 +76,12 @@ class CompiledGraph:
         self._draws |= halves.stores_state
         self._raises = raising(program.module)
         self._programs: dict[Any, _Program] = {}
+        self._waits = Waits(self._name, line_in)
+
+    @property
+    def _name(self) -> str:
+        count = sum(isinstance(node.target, torch._ops.OpOverload) for node in _nodes(self._module))
+        return f"a {self._kind} graph of {count} operators"
 
     def __call__(self, arguments: list) -> list:
         inputs = list(arguments)
@@ -129,10 +136,13 @@ class CompiledGraph:
                 )
             program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind)
         seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
+        known = key in self._programs
+        waiting = contextlib.nullcontext() if known else self._waits.during("is compiled", inputs_of(_shapes(arrays)))
         try:
-            outputs, holds = program.compute(arrays, numbers.free, np.uint32(seed))
+            with waiting:
+                outputs, holds = program.compute(arrays, numbers.free, np.uint32(seed))
         except jax.errors.JaxRuntimeError as error:
-            if key in self._programs:
+            if known:
                 raise
             raise _CompilerFailed(str(error).partition("\n")[0]) from error
         self._programs[key] = program
@@ -144,8 +154,7 @@ class CompiledGraph:
 
     def _leave(self, why: str) -> None:
         self._why, self._halves.in_torch = why, True
-        count = sum(isinstance(node.target, torch._ops.OpOverload) for node in _nodes(self._module))
-        log.warning("a %s graph of %d operators runs in torch: %s", self._kind, count, why)
+        log.warning("%s runs in torch: %s", self._name, why)
 
 
 def refusal(module: torch.fx.GraphModule) -> str:
@@ -264,6 +273,10 @@ def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     return [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+
+
+def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [tuple(array.shape) for array in arrays]
 
 
 def _is_symbolic(tensor: torch.Tensor) -> bool:

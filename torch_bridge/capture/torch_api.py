@@ -140,7 +140,7 @@ def whole(
     Dynamo calls for the graph. failed: gets the reason whenever the guards of a graph do not hold for a call. guarded:
     gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
     """
-    _ignore_advice()
+    _prepare_dynamo()
     backend, failed, guarded = map(_weakly, (backend, failed, guarded))
     optimize = torch._dynamo.optimize(
         backend,
@@ -163,7 +163,7 @@ def in_pieces(module: torch.nn.Module, backend: Callable, failed: Callable[[str]
 
     What lies between the graphs, and what Dynamo cannot capture, runs in Python. backend, failed: as for `whole`.
     """
-    _ignore_advice()
+    _prepare_dynamo()
     backend, failed = map(_weakly, (backend, failed))
     optimize = torch._dynamo.optimize(backend, guard_fail_fn=lambda failure: failed(failure.reason))
     captured = optimize(_copied(_call))
@@ -206,13 +206,16 @@ def run_in_python(reason: str) -> NoReturn:
     raise torch._dynamo.exc.SkipFrame(reason)
 
 
-SILENT = "torch._dynamo.replayed"  # a name for code whose warnings `_ignore_advice` ignores, too
+SILENT = "torch._dynamo.replayed"  # a name for code whose warnings `_prepare_dynamo` ignores, too
 
 
 @functools.cache
-def _ignore_advice() -> None:
+def _prepare_dynamo() -> None:
     """Ignore what Dynamo advises about code that it does not capture: a compiled step tells it with the user's line.
-    An error of Dynamo's own, after which code runs in Python, becomes one line of the log."""
+    An error of its own, after which code runs in Python, becomes one line of the log. JAX is never captured: its C++
+    methods would be called without their object."""
+    for package in ("jax", "jaxlib"):
+        torch._dynamo.trace_rules.add(package)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_shorten)
     advice = logging.getLogger("torch._dynamo.variables.tensor")
@@ -401,6 +404,7 @@ def check() -> None:
         "torch._dynamo.exc": ("FailOnRecompileLimitHit", "SkipFrame", "Unsupported"),
         "torch._dynamo.eval_frame": ("_stance",),
         "torch._dynamo.side_effects.SideEffects": ("is_modified",),
+        "torch._dynamo.trace_rules": ("add",),
         "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),
         "torch._dynamo.variables.builder.GraphArg": ("example",),
         "torch.nn.modules.module": ("_has_any_global_hook",),

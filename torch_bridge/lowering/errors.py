@@ -168,12 +168,12 @@ ADVICE_HOOKS = (
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _LIBRARY = os.path.dirname(os.__file__)  # of Python itself
-_CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/capture/module_call.py")
+_CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/capture/module_call.py", "torch_bridge/from_torch.py")
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
 INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
 _INTERNALS = re.compile(
     r"\bSym(Int|Float|Bool|Node)\b|FakeTensor|FunctionalTensor|Proxy|GuardOn|guard on|aot_autograd|symbolic|unbacked|"
-    r"\b[uszf]\d+\b|dispatch|torch\._|aten\.|infer dtype of|lifted|tracing|export|fake mode|LeafSpec|pytree"
+    r"\b[uszf]\d+\b|dispatch|torch\._|aten\.|infer dtype of|lifted|tracing|export|fake mode|subclass|LeafSpec|pytree"
 )
 MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 
@@ -214,7 +214,7 @@ def line_in(frame: types.FrameType | None) -> str:
         if any(part in file for part in _CALLERS):
             return ""  # what follows has called for the record
         library = "<" in file or file.startswith(_LIBRARY) and "site-packages" not in file
-        if not library and not any(part in file for part in (*MACHINERY, "/networkx/", "/sympy/")):
+        if not library and not any(part in file for part in (*MACHINERY, "/networkx/", "/sympy/", "/jax/", "/jaxlib/")):
             return written_line(frame.f_code, frame.f_lineno)[:160].rstrip()
         frame = frame.f_back
     return ""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -52,6 +53,12 @@ class LossEntry(torch.nn.Module):
         if self.plan.compares is None:
             return loss(output, BatchView(batch))
         return self.plan.compares.call(loss, main_output(output) if takes_target(loss) else output, batch)
+
+
+def in_criterion(error: BaseException) -> bool:
+    """Return True if the loss has raised this error, and not the module."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is LossEntry._criterion.__code__ for frame, _ in frames)
 
 
 def _parts_of(found: Any, sizes: Sequence[Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch_bridge.lowering.recording.ready import check_ready
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan
-from torch_bridge.training.loss_entry import LossEntry, main_output, with_loss
+from torch_bridge.training.loss_entry import LossEntry, in_criterion, main_output, with_loss
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class TorchTask:
                     raise UserError(str(error)) from error
                 refusals.append(error)
         called = plans[0].shown(self.module)
-        raise _wrong_call(refusals[0], called) from refusals[0]
+        raise _wrong_call(refusals[0], called, self.criterion) from refusals[0]
 
     def record(self, batch: Mapping[str, Any], training: bool) -> None:
         """Record the loss of this batch unless an existing record is valid for its sizes. Raises UserError as the
@@ -323,9 +323,16 @@ class TorchTask:
         return twin
 
 
-def _wrong_call(error: UnsupportedModel, called: str) -> UserError:
-    if isinstance(error.__cause__, UserError):  # raised by LossEntry: no loss among the outputs
-        return error.__cause__
+def _wrong_call(error: UnsupportedModel, called: str, loss: Callable | None) -> UserError:
+    fault = error.__cause__
+    if isinstance(fault, UserError):  # raised by LossEntry: no loss among the outputs
+        return fault
+    if fault is not None and in_criterion(fault):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        return UserError(
+            f"the loss {name} fails in torch on the output of {called}: {error.obstacles[0]}\n"
+            "Mend the loss, or what it compares, until it runs in torch."
+        )
     return UserError(
         f"{error} It was called as {called}; name the Dataset's entries after forward's arguments, or list those that "
         "it takes in model.inputs."

@@ -112,7 +112,7 @@ class Data(DataConfig):
     max_length: int = Field(default=256, ge=8)  # tokens of a sentence
     evidence_max_length: int = Field(default=512, ge=8)  # tokens of a post
     split: Literal["posts", "rows"] | None = None  # null: posts, and rows where compat is original
-    split_seed: int = Field(default=42, ge=0)  # apart from `seed`, so that runs are scored on the same rows
+    split_seed: int = Field(default=42, ge=0, lt=2**32)  # apart from `seed`, so that runs are scored on the same rows
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     on_missing_answer: Literal["drop", "error", "keep"] = "drop"  # keep: the row counts for its label only
     padding: Literal["fixed", "buckets"] = "fixed"  # buckets: to the batch's longest text, rounded up to one of a few

@@ -1,8 +1,10 @@
 """Read conversations in their four formats, render them with chat templates, and find the assistant's text."""
 
 import contextlib
+import datetime
 import json
 import math
+import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,14 +20,14 @@ Span = tuple[int, int]
 def messages_of(row: Mapping[str, Any]) -> list | None:
     """Return a row's turns: `messages`, else `conversations`, else `prompt` and `response`; None if it has none.
 
-    A column of None is passed over, as in rows of several formats. Raises UserError if a column holds no turns.
+    A column of None or NaN is passed over, as in rows of several formats. Raises UserError if a column holds no turns.
     """
     columns = [column for column in ("messages", "conversations") if column in row]
     for column in columns:
-        if row[column] is not None:
+        if not _is_missing(row[column]):
             return _listed(column, row[column])
     if "prompt" in row and "response" in row:
-        if row["prompt"] is None and row["response"] is None:
+        if _is_missing(row["prompt"]) and _is_missing(row["response"]):
             raise UserError("a chat row has neither a prompt nor a response: leave such rows out")
         return [*_said("user", row["prompt"]), *_said("assistant", row["response"])]
     if columns:
@@ -58,6 +60,8 @@ def _said(role: str, value: Any) -> list:
     """Return the turns of a prompt or a response: one of its text or parts, or those that it lists itself."""
     if isinstance(value, (list, tuple, np.ndarray)) and len(value) and all(map(_is_turn, value)):
         return list(value)
+    if _is_turn(value):
+        return [value]
     return [{"role": role, "content": value}]
 
 
@@ -93,8 +97,9 @@ def _first(turn: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for None, and for NaN, which tables have in its place."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    """Return True for None, and for NaN and pandas' NA, which tables have in its place."""
+    nan = isinstance(value, (float, np.floating)) and math.isnan(value)
+    return value is None or nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 class Parts(str):
@@ -106,12 +111,18 @@ class Parts(str):
 def content(value: Any) -> str:
     """Return the text of a turn: a string, a number, or parts `{"type": "text", "text": ...}` (or strings), joined.
 
-    Raises UserError for a part that is not text.
+    Raises UserError for a part that is not text, and for an object that has no text.
     """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, Mapping):
         value = [value]
+    if _is_missing(value):
+        return ""
+    if isinstance(value, (str, numbers.Number, np.generic, datetime.date, datetime.time)):
+        return str(value)
     if not isinstance(value, (list, tuple, np.ndarray)):
-        return "" if _is_missing(value) else str(value)
+        raise UserError(f"the content of a chat turn is {reprlib.repr(value)}, wanted a text or a list of parts")
     joined = Parts("".join(texts := [_text(part) for part in value]))
     joined.parts = [{"type": "text", "text": text} for text in texts]
     return joined
@@ -125,6 +136,8 @@ def _text(part: Any) -> str:
         return ""
     if isinstance(text, (str, int, float)):
         return str(text)
+    if text is not None:
+        raise UserError(f"a part of a chat turn has the text {reprlib.repr(text)}, wanted a string")
     kind = part.get("type", "unknown") if isinstance(part, Mapping) else type(part).__name__
     raise UserError(f"a chat turn has a part of type {kind}; this model reads text only: leave such rows out")
 

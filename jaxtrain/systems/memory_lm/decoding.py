@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.prng import key_of
 from jaxtrain.systems.memory_lm.cache import Cache
 
 
@@ -152,7 +153,7 @@ def generate_ids(
     decoder = decoder or Decoder(model)
     logits, cache = decoder.prefill(ids, mask, ids.shape[1] + max_new_tokens)
     logits = last_real(logits, mask)
-    key, real, live = jax.random.key(seed), mask.sum(1), np.ones(rows, bool)
+    key, real, live = key_of(seed), mask.sum(1), np.ones(rows, bool)
     for i in range(max_new_tokens):
         chosen = np.asarray(next_token(logits, sampling, jax.random.fold_in(key, i)))
         tokens[:, i] = np.where(live, chosen, pad_token_id)

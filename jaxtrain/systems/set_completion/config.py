@@ -50,7 +50,7 @@ class SetDataConfig(DataConfig):
     table_name: str = "data"  # of a SQLite file
     max_rows: int | None = Field(default=None, ge=1)  # read only the first rows
     fraction: float = Field(default=1.0, gt=0, le=1)  # of the rows, drawn before the split
-    split_seed: int = Field(default=0, ge=0)  # fixes the split and what validation and test hide
+    split_seed: int = Field(default=0, ge=0, lt=2**32)  # fixes the split and what validation and test hide
     validation_size: float = Field(default=0.1, ge=0, lt=1)
     test_size: float = Field(default=0.2, ge=0, lt=1)
     masks_per_set: int = Field(default=5, ge=1)  # samples per set and epoch, each hiding other tokens

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.waits import Waits
 from jaxtrain.train.compilation import flops
 from jaxtrain.train.compilation.out_of_memory import OutOfMemoryError, is_out_of_memory
 
@@ -41,6 +42,7 @@ class Compiled:
         self.out_of_memory = out_of_memory
         self.seconds = self.last_s = 0.0  # time of all compilations, and of the last one
         self.flops: float | None = None  # of one call, over all devices; known once compiled
+        self._waits = Waits(name, lambda frame: "")
         self._programs: dict[tuple, Any] = {}
         self._first: tuple[Any, ...] = ()  # shapes and dtypes of the first call
 
@@ -48,7 +50,8 @@ class Compiled:
         """Compile what a call with these arguments would compile; this may take long. The arguments stay unchanged."""
         signature = self._signature(arguments)
         if signature not in self._programs:
-            self._guarded(None, lambda: self._compile(signature, arguments), arguments)
+            with self._waits.during("is compiled"):
+                self._guarded(None, lambda: self._compile(signature, arguments), arguments)
 
     def knows(self, *arguments) -> bool:
         """Return True if a call with these arguments needs no compilation."""

@@ -1,5 +1,6 @@
 """A wait of more than some seconds is told: what goes on, how far it is, how long it took before, what it was for."""
 
+import re
 import time
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from torch import nn
 
 import jaxtrain
+from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.compiled_step import step as steps
 from jaxtrain.runtime import waits
 from jaxtrain.runtime.waits import Waits
+from torch_bridge.capture.module_call import compile_calls
 
 
 @pytest.fixture
@@ -35,6 +38,16 @@ def test_a_short_wait_is_not_told(caplog):
     assert not caplog.messages
 
 
+def test_of_several_processes_the_first_tells(soon, caplog, monkeypatch):
+    for rank in "10":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("RANK", rank)
+        with Waits(f"Net {rank}", lambda frame: "").during("is recorded", "inputs"):
+            time.sleep(0.2)
+    assert {message.partition(" is")[0] for message in caplog.messages} == {"Net 0"}
+
+
 def test_recording_tells_the_users_line(soon, caplog):
     class Slow(nn.Linear):
         def forward(self, x):
@@ -50,7 +63,7 @@ def test_recording_tells_the_users_line(soon, caplog):
 
 def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, caplog):
     monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(steps, "PATIENCE_STEPS", 0)
+    monkeypatch.setattr(waits, "PATIENCE_STEPS", 0)
     module, plain = nn.Linear(3, 1), nn.Linear(3, 1)
     plain.load_state_dict(module.state_dict())
     optimizer = torch.optim.Adam(plain.parameters())
@@ -70,10 +83,34 @@ def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, 
 
 def test_steps_that_run_compiled_count_against_the_cost(monkeypatch):
     monkeypatch.setattr(steps, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(steps, "PATIENCE_STEPS", 10**9)
+    monkeypatch.setattr(waits, "PATIENCE_STEPS", 10**9)
     module = nn.Linear(3, 1)
     step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
     for rows in (4, 5, 6, 7):
         step(torch.ones(rows, 3))
     assert step.torch is None
     assert len(step.programs) == 3  # one step was timed
+
+
+def test_a_module_under_accelerate_tells_its_waits(soon, caplog):
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    compile_calls([module])
+    for _ in range(2):
+        module(torch.ones(2, 3)).mean().backward()
+    told = " | ".join(caplog.messages)
+    assert re.search(r"a forward graph of \d+ operators is compiled, 0 s so far", told)
+    assert re.search(r"a backward graph of \d+ operators is compiled in 0 s, once for inputs of shapes", told)
+
+
+def test_a_trainer_tells_its_waits(soon, caplog, capsys, tmp_path):
+    class Slow(nn.Linear):
+        def forward(self, x):
+            time.sleep(1.0)  # as a long forward pass
+            return super().forward(x)
+
+    data = torch.utils.data.TensorDataset(torch.ones(16, 3), torch.ones(16, 1))
+    config = TrainingConfig(num_epochs=1, batch_size=16, run={"dir": str(tmp_path / "run"), "quiet": True})
+    Trainer(Slow(3, 1), data, None, config, loss=nn.MSELoss()).train()
+    told = " | ".join(caplog.messages)
+    assert re.search(r"Slow is recorded, \d+ s so far, now at \S+  time\.sleep\(1\.0\)  # as a long", told)
+    assert "the training step is compiled, " in capsys.readouterr().err  # a run has its own handlers

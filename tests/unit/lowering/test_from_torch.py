@@ -72,6 +72,29 @@ def test_a_branch_on_data_names_its_line_and_the_ways_out():
         from_torch(Branches(), torch.ones(3))
 
 
+class AsksNumpy(nn.Module):
+    def __init__(self, ask):
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x):
+        return x + self.ask(x * 2)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda x: torch.from_numpy(x.detach().numpy()), lambda x: torch.tensor(np.asarray(x)),
+    lambda x: torch.as_tensor(np.cumsum(x.cpu().numpy())),
+])  # fmt: skip
+def test_numpy_on_a_tensor_names_its_line_and_speaks_of_no_internals(ask):
+    with pytest.raises(UnsupportedModel) as caught:
+        from_torch(AsksNumpy(ask), torch.ones(3))
+    text = str(caught.value)
+    assert "NumPy is to compute with a tensor of the program" in text
+    assert "return x + self.ask(x * 2)" in text or "lambda x: torch." in text
+    assert "subclass" not in text
+    assert "torch.export" not in text
+
+
 def test_a_users_lowering_is_used():
     name = "own.doubled.default"
     assert name not in TABLE

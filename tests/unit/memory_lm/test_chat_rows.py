@@ -23,7 +23,9 @@ WANT = [("user", "Hi?"), ("assistant", "Yes")]
         {"messages": {"role": ["user", "assistant"], "content": ["Hi?", "Yes"]}},
         {"messages": None, "conversations": [{"from": "user", "value": "Hi?"}, {"from": "assistant", "value": "Yes"}]},
         {"messages": None, "prompt": "Hi?", "response": "Yes"},
+        {"messages": float("nan"), "conversations": np.nan, "prompt": "Hi?", "response": "Yes"},  # as pandas has it
         {"prompt": TURNS[:1], "response": TURNS[1:]},
+        {"prompt": "Hi?", "response": TURNS[1]},
         {"prompt": [{"type": "text", "text": "Hi?"}], "response": {"type": "text", "text": "Yes"}},
         {"messages": [{"role": None, "from": "user", "content": ["Hi", "?"]}, TURNS[1] | {"tool_calls": None}]},
     ],
@@ -37,6 +39,9 @@ def test_every_form_of_a_conversation_is_read(row):
     [
         (None, ""),
         (float("nan"), ""),
+        (np.float32("nan"), ""),
+        (np.array(7), "7"),
+        (np.array(["a", "b"]), "ab"),
         ("", ""),
         (0, "0"),
         (7, "7"),
@@ -57,6 +62,8 @@ def test_content_of_any_kind_is_text(value, text):
     [
         ({"messages": None}, "None in messages"),
         ({"messages": None, "conversations": None}, "None in messages and conversations"),
+        ({"messages": float("nan")}, "None in messages"),
+        ({"prompt": float("nan"), "response": None}, "neither a prompt nor a response"),
         ({"prompt": None, "response": None}, "neither a prompt nor a response"),
         ({"messages": 5}, "messages of a chat row is 5"),
         ({"messages": "Hi?"}, "messages of a chat row is 'Hi"),
@@ -69,6 +76,9 @@ def test_content_of_any_kind_is_text(value, text):
         ({"messages": [{"role": ["user"], "content": "a"}]}, "has the role"),
         ({"messages": [{"role": "user", "content": [None]}]}, "part of type NoneType"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "url": "a"}]}]}, "part of type image"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ["a"]}]}]}, "has the text"),
+        ({"messages": [{"role": "user", "content": b"a"}]}, "content of a chat turn is b'a', wanted a text"),
+        ({"messages": [{"role": "user", "content": object()}]}, "content of a chat turn is <object"),
         ({"messages": [{"role": "user", "content": {"answer": 1}}]}, "part of type unknown"),
     ],
 )

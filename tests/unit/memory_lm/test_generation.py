@@ -67,6 +67,12 @@ def test_the_same_seed_writes_the_same_text():
     assert texts[0] == texts[1]
 
 
+def test_all_bits_of_a_seed_count():
+    model, free = small(), Sampling(temperature=5.0, top_p=1.0, top_k=0)
+    drawn = [generate_ids(model, [[3, 4]], 24, free, seed=seed).tokens.tolist() for seed in (1, 2**32 + 1, 2**62 + 1)]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
 def test_an_empty_prompt_starts_from_the_end_token():
     assert generation.prompt_ids(ByteTokenizer(), "") == [256]
 

@@ -45,6 +45,7 @@ model.width: {type: categorical}
             "a: {type: int, low: 0, high: 1, when: {b: 1}}\nb: {type: int, low: 0, high: 1}",
             "must come before",
         ),
+        ("study: {seed: 4294967297}\na.b: {type: uniform, low: 0, high: 1}", "study.seed: .* less than 4294967296"),
         ("study: {sampler: {name: grid}}\na.b: {type: uniform, low: 0, high: 1}", "grid wants categorical"),
     ],
 )

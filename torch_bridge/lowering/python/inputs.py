@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -98,6 +99,11 @@ class PythonInputs:
         moved += [named.name for named in self._named if len(named.held) != named.count and named.changed()]
         moved += ["an attribute of a tensor"] if _count(self._of_tensors) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
+
+    def new_functions(self) -> bool:
+        """Return True if a function has been exchanged for another since the last look."""
+        pairs = ((value_at(place), value) for place, value in self._linked)
+        return any(isinstance(now, FunctionType) and now is not before for now, before in pairs)
 
     def follow(self, old: Any, new: Any) -> None:
         """Take a container of tensors that a call has left in place of `old`, of the same structure, as known."""

@@ -29,6 +29,7 @@ class Varying:
         self._last = self.inputs.values()
         self._arrangement = self._made = 0
         self._exchanged: list[str] = []
+        self.anew = 0  # calls so far with a function that no call before has had
         self._idle: dict[tuple, set[int]] = {}  # dynamic numbers that nothing reads, by what is constant
         self._known: dict[tuple, tuple[int, list]] = {self.inputs.signature(): (0, self.inputs.objects())}
         self._renew()
@@ -49,8 +50,10 @@ class Varying:
     def _now(self) -> tuple[tuple, list[ChangingNumber]]:
         moved = self.inputs.moved()
         if moved:
+            new, known = self.inputs.new_functions(), self._made
             self._exchanged = moved
             self._look_again()
+            self.anew += new and self._made > known
         values = self.inputs.values()
         if not all(map(operator.is_, values, self._last)):
             changed = [n for n, value in enumerate(values) if not same(self._last[n], value)]

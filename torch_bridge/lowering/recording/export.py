@@ -70,6 +70,7 @@ _TAKEN_APART = {"aten.contiguous.default", "aten.t.default", "aten.transpose.int
 _UNFOLD_WRITTEN = "aten.unfold_backward.default"  # torch.export writes 0 outside the windows
 
 DATA_DEPENDENT = "a branch or shape depends on the values of a tensor"
+NUMPY = "NumPy is to compute with a tensor of the program, whose values only JAX has: write the line with torch"
 WRITTEN = "the forward pass writes the parameter"
 
 HIGHER_ORDER = (
@@ -201,7 +202,8 @@ def _advice(error: Exception, obstacles: list[Obstacle]) -> str:
     """Return advice on a module that could not be recorded."""
     if any("depends on" in obstacle.what for obstacle in obstacles):
         return ADVICE_DATA
-    return "" if isinstance(error, NotImplementedError) else ADVICE_RECORD  # its message contains the advice
+    written = isinstance(error, NotImplementedError) or any(obstacle.what == NUMPY for obstacle in obstacles)
+    return "" if written else ADVICE_RECORD  # its message contains the advice
 
 
 def check_read(module: torch.nn.Module, read: Mapping[str, str], written: Collection[str]) -> None:
@@ -330,7 +332,7 @@ def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
     inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)
     given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     try:
-        with only_reading(), Untouched([*copied.parameters(), *copied.buffers(), *given]):
+        with quiet(), only_reading(), Untouched([*copied.parameters(), *copied.buffers(), *given]):
             copied(*inputs)
     except WritesOutside:
         return None
@@ -369,6 +371,8 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
     if isinstance(error, (UserError, Unanswerable)):
         return f"it cannot be recorded: {_first_line(error)}"
     text = f"{type(error).__name__}: {_first_line(error)}"
+    if ".numpy() is not supported" in text:
+        return NUMPY
     if "ata-dependent" in str(error) or "DataDependent" in text or "GuardOn" in text:
         return DATA_DEPENDENT
     return "it cannot be recorded" + ("" if speaks_of_internals(text) else f": {text}")

@@ -47,8 +47,10 @@ class UserWarnings:
         called = itertools.takewhile(lambda place: not files[place].endswith(_EXPORT), range(len(files)))
         users = (frames[place] for place in called if not any(part in files[place] for part in MACHINERY))
         frame = next(users, None)
-        if frame is None:  # nothing of the user's is being called
+        if frame is None and "/torch/nn/" not in files[0]:  # nothing of the user's is being called
             return
+        if frame is None:  # torch's own layer or loss, without a line of the user's: the one that has led to the record
+            frame = next((frame for frame, file in zip(frames, files, strict=True) if _is_users(file)), frames[0])
         text, names = _with_sizes(str(message)), frame.f_globals
         registry = names.setdefault("__warningregistry__", {})
         kept = _Kept(text, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__", ""), registry)
@@ -67,6 +69,10 @@ def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def _is_users(file: str) -> bool:
+    return not any(part in file for part in (*MACHINERY, "/jaxtrain/", "<frozen "))
 
 
 def _with_sizes(text: str) -> str:

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtrain.nn import Activation, Linear, Sequential
 from jaxtrain.nn.initializers import normal
 from jaxtrain.nn.rows import pick
+from jaxtrain.runtime.prng import key_of
 from jaxtrain.systems.hjepa.regularizers import normalize
 
 
@@ -151,7 +152,7 @@ def k_fold(features, labels, num_classes: int, folds: int = 5, seed: int = 42, *
 
     scores = []
     for train, test in KFold(folds, shuffle=True, random_state=seed).split(features):
-        probe = LinearProbe(features.shape[-1], num_classes, rngs=nnx.Rngs(seed))
+        probe = LinearProbe(features.shape[-1], num_classes, rngs=nnx.Rngs(key_of(seed)))
         probe.fit(features[train], labels[train], **options)
         scores.append(probe.evaluate(features[test], labels[test])["accuracy"])
     return {"accuracy_mean": float(np.mean(scores)), "accuracy_std": float(np.std(scores))}

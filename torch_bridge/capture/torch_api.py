@@ -127,7 +127,7 @@ _GUARDED = {
 # without waiting for the device.
 _WHOLE = {**_GUARDED, "capture_scalar_outputs": True, "trace_autograd_ops": True}
 # What Dynamo fails to capture runs in torch, as code that it does not even try.
-_IN_PIECES = {**_GUARDED, "suppress_errors": True}
+_IN_PIECES = {**_GUARDED, "trace_autograd_ops": True, "suppress_errors": True}
 _number = itertools.count()
 
 

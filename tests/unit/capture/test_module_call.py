@@ -400,3 +400,28 @@ def test_recurrent_layers_have_torchs_outputs_and_gradients(kind, options):
         (y.square().sum() + pytree.tree_leaves(state)[-1].sum()).backward()
         found.append([y.detach(), *(p.grad for p in one.parameters())])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+class Forces(nn.Module):
+    """An energy and its forces, as interatomic potentials compute them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = net()
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        energy = self.body(x).square().sum()
+        return energy, torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def test_gradients_that_a_forward_takes_are_differentiated_again():
+    module, twin = both(Forces())
+    found = []
+    for one in (module, twin):
+        for _ in range(2):
+            one.zero_grad()
+            energy, forces = one(X)
+            (energy + forces.square().sum()).backward()
+        found.append([energy.detach(), forces.detach(), *(p.grad for p in one.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -6,8 +6,6 @@ the optimizer and scheduler that transformers made; either side resumes the othe
 is transformers' own: `from jaxtrain.transformers import AutoTokenizer, Trainer, TrainingArguments`.
 """
 
-import contextlib
-import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +14,15 @@ import transformers
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
-from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.datasets.map_style import TorchRandom
-from torch_bridge.lowering.errors import NotCaptured
-from torch_bridge.step_record import RECORDING, CannotRecord, reason_of
+from torch_bridge.lowering.errors import CannotRecord, NotCaptured
+from torch_bridge.step_record import reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
-from torch_bridge.training.python_items import PythonItems
 
 if TYPE_CHECKING:
     from transformers import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
@@ -49,32 +45,15 @@ REFUSED = {
 READ_GRADIENTS = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
 STEP_METHODS = ("training_step", "_clip_grad_norm", "_get_grad_norm")  # a subclass may do anything with a step in these
 STEPS, ITEMS = "jaxtrain_accumulation_steps", "jaxtrain_items_in_batch"  # added to the batch's own entries
-PYTHON = "jaxtrain_python"  # the entries' contents other than tensors
-
-
-class _Unseen:
-    """An attribute whose value is hidden from the search for what compute_loss reads from the trainer."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = f"_unseen{name}"
-
-    def __get__(self, owner: Any, kind: type) -> Any:
-        kept = vars(owner).get(self.name)
-        return kept and kept["value"]
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        vars(owner)[self.name] = types.MappingProxyType({"value": value})
 
 
 class CompiledTraining:
     """Mixin in front of a trainer of transformers, or of a library that builds on it: replaces the training step, and
     writes weights back before evaluation and saving. Attributes begin with _xla_: TRL's trainers have a _step, too."""
 
-    _xla_step: Any = _Unseen()  # CompiledStep; None before the first step
-    _xla_lengths: Any = _Unseen()  # RoundedLengths
-    _xla_items: Any = _Unseen()  # PythonItems
+    _xla_step: CompiledStep | None = None  # before the first step
+    _xla_lengths: RoundedLengths | None = None
     clears_all_gradients = False  # transformers clears those of the model; a library may clear the loss's own, too
-    _xla_logs = False  # compute_loss calls self.log
     _xla_micro = 0  # micro-batches since the last update
     _xla_off = True  # a training_step called outside train() runs in torch and leaves gradients
 
@@ -112,22 +91,10 @@ class CompiledTraining:
         if num_items_in_batch is not None:
             counts[ITEMS] = torch.as_tensor(num_items_in_batch).float()
         try:
-            with contextlib.suppress(NotCaptured):
-                return self._finish(step.captured(batch | counts, updating), updating)
-            batch, python = self._xla_items.inputs(batch, {})
-            batch |= {PYTHON: python, **counts}
-            call = step.prepare(batch, update=updating)
-            left = sorted(step.record.left)
-            reason = f"compute_loss changes {', '.join(left[:3])} in Python" if left else ""
-            reason = "compute_loss logs" if self._xla_logs else reason or wide_entry(step, batch)
-            if not reason:
-                return self._finish(call(), updating)
-        except CannotRecord as error:
-            reason = f"a step cannot be one program ({reason_of(error)})"
-        self._go_apart(reason)
-        return super().training_step(model, inputs, num_items_in_batch)
-
-    def _finish(self, loss: Any, updating: bool) -> torch.Tensor:
+            loss = step.captured(batch | counts, updating)
+        except (NotCaptured, CannotRecord) as error:
+            self._go_apart(f"a step cannot be one program ({reason_of(error)})")
+            return super().training_step(model, inputs, num_items_in_batch)
         self._xla_micro = 0 if updating else self._xla_micro + 1
         return torch.tensor(float(loss), device=self.args.device)
 
@@ -174,10 +141,8 @@ class CompiledTraining:
         return self._xla_step
 
     def _loss(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
-        """Call compute_loss, and divide its result as transformers' training_step does. Captured, or recorded."""
-        inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS, PYTHON)}
-        if PYTHON in batch:
-            inputs = self._xla_items.put(inputs, self._xla_items.stand_ins(batch[PYTHON]))
+        """Call compute_loss, and divide its result as transformers' training_step does."""
+        inputs = {key: value for key, value in batch.items() if key not in (STEPS, ITEMS)}
         items = batch.get(ITEMS)
         loss = self.compute_loss(model, inputs, num_items_in_batch=items)
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
@@ -199,7 +164,6 @@ class CompiledTraining:
         if self.args.n_gpu > 1:  # of a model that spans several, transformers has made it 1
             raise UserError(f"DataParallel over {self.args.n_gpu} GPUs has no counterpart here: start with torchrun")
         self._xla_step, self._xla_lengths, self._xla_micro = None, None, 0
-        self._xla_items = PythonItems("compute_loss")
         callbacks = self.callback_handler.callbacks
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{kind}.{name}" for name in STEP_METHODS if (kind := self._overriding(name))]
@@ -212,14 +176,6 @@ class CompiledTraining:
                 return super()._inner_training_loop(*arguments, **options)
         finally:
             self._xla_off = True
-
-    @signature_of(transformers.Trainer.log)
-    def log(self, *arguments: Any, **options: Any) -> None:
-        """Log as transformers does. A compute_loss that logs is run by torch, as a recording has no values to log."""
-        if RECORDING.active:
-            self._xla_logs = True
-        else:
-            super().log(*arguments, **options)
 
     def _finalize_training(self, *arguments: Any, **options: Any) -> Any:
         self.sync()

@@ -194,6 +194,8 @@ class CapturedLoss:
             raise StaysInTorch(f"{self.name} {stale}, which a compiled step does not follow")
         if container := torch_api.lost_writes():
             raise Unfollowed(f"it changes {container}, which Dynamo does not follow")
+        if what := torch_api.keeps_padding(gm.graph):
+            raise Unfollowed(f"Dynamo does not follow {what}")
         if where := torch_api.unguarded_line(symbolic=bool(self._failed)):
             raise Unfollowed(f"Dynamo does not guard what comes of {where}")
         self._check_lengths()

@@ -71,7 +71,8 @@ class ModuleCall:
 
     def _compile(self, gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable:
         """Return the program of a graph: a backend of Dynamo's. What Dynamo gets wrong runs in Python."""
-        wrong = torch_api.stale() or torch_api.lost_writes() or torch_api.unguarded_line(self._recaptures)
+        wrong = torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph)
+        wrong = wrong or torch_api.unguarded_line(self._recaptures)
         if wrong:
             torch_api.run_in_python(f"Dynamo does not follow {wrong}")
         self._unguarded.note()

@@ -304,6 +304,17 @@ def unguarded_line(symbolic: bool) -> str:
     return ""
 
 
+def keeps_padding(graph: torch.fx.Graph) -> str:
+    """Name torch.nn.TransformerEncoder if the code being captured runs it in evaluation with a padding mask: torch then
+    gives zeros at padding, but not while it captures. "" otherwise. Call it while the graph is compiled."""
+    if torch.nn.TransformerEncoder.forward.__code__ in (torch._guards.TracingContext.get_traced_code() or ()):
+        for node in graph.nodes:
+            if node.target is torch._transformer_encoder_layer_fwd and node.args[-1] == _OF_KEYS:
+                return "the zeros that torch.nn.TransformerEncoder gives at padding in evaluation"
+    return ""
+
+
+_OF_KEYS = 1  # the kind of a mask, as an argument of an encoder layer
 _OWN = tuple(str(pathlib.Path(__file__).parents[2] / name) + os.sep for name in ("jaxtrain", "torch_bridge"))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import jaxtrain
+from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.from_torch import from_torch
 
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -52,3 +53,13 @@ def test_a_frozen_encoder_in_eval_feeds_zeros_to_what_trains():
             optimizer.step()
         found.append(head.weight.detach().numpy())
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [TRAILING, TRAILING.flip(1)], ids=["trailing", "leading"])
+def test_a_compiled_module_gives_torchs_zeros_in_evaluation(padding):
+    module = Encoder().eval()
+    with torch.no_grad():
+        expected = module(X, padding)
+    compile_calls([module])
+    with torch.no_grad():
+        np.testing.assert_allclose(module(X, padding), expected, atol=2e-6)

@@ -14,6 +14,8 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
 import jaxtrain.trl as ours  # noqa: E402
+from torch_bridge.capture import torch_api  # noqa: E402
+from torch_bridge.capture.module_call import ModuleCall  # noqa: E402
 
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(40))]
 COMMON = {
@@ -96,13 +98,8 @@ def compare(folder, capsys, kind: str, data, weights_to: float = 1e-5, **more):
 
 
 def compiled(trainer) -> bool:
-    """Return True if the model's forward has run as a compiled program."""
-    return any(
-        getattr(vars(part).get("forward"), "_call", None) is not None
-        and vars(part)["forward"]._call._programs
-        and not vars(part)["forward"]._whole
-        for part in trainer.model.modules()
-    )
+    """Return True if the model's calls run compiled."""
+    return isinstance(torch_api.call_of(trainer.model), ModuleCall)
 
 
 def test_sft_has_trls_losses_and_metrics(tmp_path, capsys):

@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 
 from torch_bridge.capture import torch_api
 from torch_bridge.capture.backend import jaxtrain as backend
+from torch_bridge.capture.replay import check_backward, writes_in_checkpoint
 from torch_bridge.capture.unguarded import Unguarded
+from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.modes import watching
 from torch_bridge.step_record import RECORDING, Inside
@@ -73,8 +75,12 @@ class ModuleCall:
         """Return the program of a graph: a backend of Dynamo's. What Dynamo gets wrong runs in Python."""
         wrong = torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph)
         wrong = wrong or torch_api.unguarded_line(self._recaptures)
-        if wrong:
-            torch_api.run_in_python(f"Dynamo does not follow {wrong}")
+        if wrong or writes_in_checkpoint(gm):
+            torch_api.run_in_python(f"Dynamo does not follow {wrong or 'what a checkpointed part writes'}")
+        try:
+            check_backward(gm)
+        except CannotRecord as error:
+            torch_api.run_in_python(str(error))
         self._unguarded.note()
         return backend(gm, fakes)
 

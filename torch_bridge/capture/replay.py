@@ -180,6 +180,16 @@ def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) ->
         raise CannotRecord("a checkpointed part writes to tensors")
 
 
+def writes_in_checkpoint(gm: torch.fx.GraphModule) -> bool:
+    """Return True if a checkpointed part writes to tensors, as BatchNorm counts: torch runs it twice, AOTAutograd does
+    not."""
+    for inner in gm.modules():
+        for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
+            if node.target is _CHECKPOINT and any(map(_writes, nodes_of(getattr(inner, node.args[0].target)))):
+                return True
+    return False
+
+
 def _has_rules(options: dict) -> bool:
     return options.get("context_fn") is not None
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from torch_bridge.capture.compiled_graph import CompiledGraph
 from torch_bridge.capture.module_call import compile_calls, compiled_calls
@@ -425,3 +426,21 @@ def test_gradients_that_a_forward_takes_are_differentiated_again():
             (energy + forces.square().sum()).backward()
         found.append([energy.detach(), forces.detach(), *(p.grad for p in one.parameters())])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+class CheckpointedNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.first, x, use_reentrant=False))
+
+
+def test_a_checkpointed_batch_norm_counts_twice_as_in_torch():
+    module, twin = both(CheckpointedNorm())
+    for _ in range(2):
+        assert_same(module, twin)
+    torch.testing.assert_close(module.state_dict(), twin.state_dict())
+    assert module.first[1].num_batches_tracked == 4

@@ -198,7 +198,7 @@ def call_of(module: torch.nn.Module) -> Callable | None:
 
 def has_global_hooks() -> bool:
     """Return True while hooks for all modules are registered, which Dynamo does not guard."""
-    return torch.nn.modules.module._has_any_global_hook()
+    return bool(torch.nn.modules.module._has_any_global_hook())
 
 
 def run_in_python(reason: str) -> NoReturn:

@@ -42,10 +42,17 @@ def _attention(mask):
     return draw(2, 3, 5, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 4), draw(2, 3, 5, 4) * 2, mask, False, None, False
 
 
+def _weight_norm(dim):
+    v, g = draw(4, 3) + 1, draw(4, 1) if dim == 0 else draw(1, 3)
+    return v, g, aten._weight_norm_interface.default(v, g, dim)[1], dim
+
+
 IMAGE, VOLUME, GRID = draw(2, 3, 8, 8), draw(2, 3, 6, 6, 6), torch.tanh(draw(2, 4, 4, 2))
 CONVOLUTION = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
 ROWS = draw(4, 6)
 CASES = [
+    (aten._weight_norm_interface_backward.default, draw(4, 3), *_weight_norm(0)),
+    (aten._weight_norm_interface_backward.default, draw(4, 3), *_weight_norm(1)),
     (aten.convolution_backward.default, draw(2, 5, 8, 8), IMAGE, draw(5, 3, 3, 3), [5], *CONVOLUTION),
     (aten.avg_pool2d_backward.default, draw(2, 3, 4, 4), IMAGE, [2, 2], [2, 2], [0, 0], False, True, None),
     (aten.avg_pool3d_backward.default, draw(2, 3, 3, 3, 3), VOLUME, [2] * 3, [2] * 3, [0] * 3, False, True, None),

@@ -138,6 +138,14 @@ def fused_multiply_add(call, x, y, z):
     return x * y + z
 
 
+@lowering("_weight_norm_interface_backward.default")
+def weight_norm_backward(call, slope, v, g, norms, dim):
+    """Return the gradients of v and g in v * g / |v|. norms: |v| over all axes but `dim`, in g's shape."""
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    sums = jnp.sum(slope * v, axis=axes, keepdims=True)
+    return g / norms * (slope - v * (sums / jnp.square(norms))), sums / norms
+
+
 @lowering("torch_bridge.after.default")
 def after(call, values, known):
     return jax.lax.optimization_barrier((list(values), list(known)))[0]

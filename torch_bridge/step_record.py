@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,8 +63,8 @@ def fails_in_torch(error: UserError) -> bool:
     return isinstance(error.__cause__, UnsupportedModel) and error.__cause__.fails_in_torch
 
 
-class Inside:
-    """Context whose `active` is True while code runs inside it."""
+class Inside(threading.local):
+    """Context whose `active` is True while this thread runs code inside it."""
 
     depth = 0
 

@@ -1,8 +1,10 @@
 """A module whose calls run compiled follows what torch code changes about it between calls."""
 
+import concurrent.futures
 import copy
 import io
 import random
+import threading
 import types
 
 import pytest
@@ -444,3 +446,19 @@ def test_a_checkpointed_batch_norm_counts_twice_as_in_torch():
         assert_same(module, twin)
     torch.testing.assert_close(module.state_dict(), twin.state_dict())
     assert module.first[1].num_batches_tracked == 4
+
+
+def test_two_threads_call_compiled_modules_at_once(monkeypatch):
+    computed, run = [], CompiledGraph.__call__
+    monkeypatch.setattr(
+        CompiledGraph, "__call__", lambda self, given: computed.append(threading.get_ident()) or run(self, given)
+    )
+    pairs = [both(net()) for _ in range(2)]
+    for module, _ in pairs:
+        module(X)
+    computed.clear()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        outputs = list(threads.map(lambda pair: [pair[0](X).detach() for _ in range(50)], pairs))
+    assert len(computed) == 100
+    for (_, twin), found in zip(pairs, outputs, strict=True):
+        torch.testing.assert_close(found, [twin(X).detach()] * 50)

@@ -49,8 +49,8 @@ class Waits:
             log.warning("%s %s in %.0f s, once for %s", self.name, what, took, purpose)
 
     def cost_more(self, torch_s: float, steps: int) -> bool:
-        """Return True if the waits have cost more than PATIENCE_STEPS steps in torch besides those that have run
-        compiled. torch_s: seconds of a step in torch."""
+        """Return True if the waits have cost more than PATIENCE_STEPS steps in torch, plus one for each that has run
+        compiled. torch_s: seconds of a step in torch. steps: that have run compiled."""
         return self.spent_s > torch_s * (PATIENCE_STEPS + steps)
 
     def _watch(self, what: str, began: float, thread: int, over: threading.Event) -> None:

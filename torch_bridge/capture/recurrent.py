@@ -53,8 +53,8 @@ def recurrent(
     kind: str, x: Tensor, states: list[Tensor], params: list[Tensor], has_biases: bool, both: bool, batch_first: bool
 ) -> list[Tensor]:
     """Compute one layer, in both directions if `both`; return its outputs and its last states."""
-    found = _torchs(kind, x, states, params, has_biases, both, batch_first)
-    return [value.clone(memory_format=torch.contiguous_format) for value in found]
+    outputs = _torchs(kind, x, states, params, has_biases, both, batch_first)
+    return [output.clone(memory_format=torch.contiguous_format) for output in outputs]
 
 
 def _torchs(kind, x, states, params, has_biases, both, batch_first) -> tuple[Tensor, ...]:
@@ -84,8 +84,8 @@ def recurrent_backward(
     def gradients() -> list[Tensor]:
         leaves = [tensor.detach().requires_grad_() for tensor in (x, *states, *params)]
         begin, weights = leaves[1 : 1 + len(states)], leaves[1 + len(states) :]
-        found = _torchs(kind, leaves[0], begin, weights, has_biases, both, batch_first)
-        return [grad.contiguous() for grad in torch.autograd.grad(found, leaves, slopes)]
+        outputs = _torchs(kind, leaves[0], begin, weights, has_biases, both, batch_first)
+        return [grad.contiguous() for grad in torch.autograd.grad(outputs, leaves, slopes)]
 
     # torch differentiates nothing inside an operator, on this thread
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -110,12 +110,12 @@ def _pull(ctx, slopes):
         with torch.backends.mkldnn.flags(enabled=False):
             y = _torchs(ctx.kind, x, states, params, *ctx.options)
         leaves = [x, *rest]
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        given = iter(torch.autograd.grad(y, wanted, slopes, create_graph=True))
-        found = [next(given) if leaf.requires_grad else None for leaf in leaves]
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        of_trained = iter(torch.autograd.grad(y, trained, slopes, create_graph=True))
+        grads = [next(of_trained) if leaf.requires_grad else None for leaf in leaves]
     else:
-        found = torch.ops.torch_bridge.recurrent_backward(ctx.kind, slopes, x, states, params, *ctx.options)
-    return None, found[0], list(found[1 : 1 + ctx.count]), list(found[1 + ctx.count :]), None, None, None
+        grads = torch.ops.torch_bridge.recurrent_backward(ctx.kind, slopes, x, states, params, *ctx.options)
+    return None, grads[0], list(grads[1 : 1 + ctx.count]), list(grads[1 + ctx.count :]), None, None, None
 
 
 recurrent.register_autograd(_pull, setup_context=_keep)

@@ -33,7 +33,7 @@ def _contiguously(gradient: Any) -> Any:
 
 
 class Tangents:
-    """The gradients that a backward graph is given, and which of its outputs depend on which."""
+    """The gradients that a backward graph takes, and which of its outputs depend on which."""
 
     def __init__(self, module: torch.fx.GraphModule):
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]

@@ -43,8 +43,8 @@ ANSWERS = {
             remove_ignored_hparams save_hyperparameters setup teardown test_dataloader test_step to_onnx to_tensorrt
             to_torchscript train_dataloader transfer_batch_to_device unfreeze val_dataloader validation_step""",
         "otherwise": {
-            "training_step": "recorded once and compiled; `batch_idx`, `current_epoch`, `global_step` and "
-            "learning rates are inputs, what Python branches on leads to at most 8 programs",
+            "training_step": "captured by TorchDynamo and compiled; `batch_idx`, `current_epoch`, `global_step` and "
+            "learning rates may change, what Python branches on leads to at most 8 graphs",
             "optimizers": f"in `training_step`: the learning rates; where it sets one, {APART}",
             **dict.fromkeys(
                 """backward clip_gradients configure_gradient_clipping manual_backward on_after_backward

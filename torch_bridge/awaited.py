@@ -57,6 +57,16 @@ class Awaited:
             del tensor._awaited
         self._classes = []
 
+    def replace(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """Await the values of another tensor in place of this one, whose own class is restored."""
+        place = next(place for place, known in enumerate(self._tensors) if known is tensor)
+        self._tensors[place] = other
+        if self._classes:
+            tensor.__class__ = self._classes[place]
+            del tensor._awaited
+            self._classes[place] = type(other)
+            other._awaited, other.__class__ = self, _awaited(type(other))
+
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Inside the context, the tensors have their own classes, for code that looks at these and reads no values."""

@@ -173,6 +173,32 @@ class ModuleTables:
                     return True
         return any(self._empty)
 
+    def assigned(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the buffers that were replaced by others of the same shape and dtype, each with the new one, and look
+        for changes since now. [] if anything else has changed."""
+        pairs = []
+        for table, held in self._tables:
+            if table.keys() != held.keys():
+                return []
+            for name, value in held.items():
+                new = table[name]
+                if new is not value:
+                    if not (_is_buffer(value) and _is_buffer(new) and _form(value) == _form(new)):
+                        return []
+                    pairs.append((value, new))
+        if any(self._empty):
+            return []
+        self._tables = [(table, dict(table)) for table, _ in self._tables]
+        return pairs
+
+
+def _is_buffer(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.requires_grad
+
+
+def _form(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.dtype, tensor.device, isinstance(tensor, torch.nn.Parameter)
+
 
 def structure_of(modules: Sequence[torch.nn.Module]) -> tuple:
     """Return what a record depends on besides values and modes: modules, hooks, forwards of modules and classes.

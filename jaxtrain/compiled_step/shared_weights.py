@@ -124,7 +124,7 @@ class SharedWeights:
 
     def refresh(self) -> None:
         """Read tensors that torch has changed since. Raises UserError if that would discard trained values."""
-        if self.tables.changed():
+        if self.tables.changed() and not self._adopt(self.tables.assigned()):
             self.sync()  # into the modules' previous tensors
             self._former.update((id(tensor), tensor) for tensor in self.tensors.values())
             self.generation += 1
@@ -138,6 +138,22 @@ class SharedWeights:
             raise UserError(f"{changed[0]} was changed in torch {_AHEAD}")
         if changed:
             self.read(changed)
+
+    def _adopt(self, assigned: Sequence[tuple[Any, Any]]) -> bool:
+        """Take buffers that code has assigned anew, as in `self.mean = ...`, for those before. Return False if there
+        are none, or one has several names."""
+        if not assigned or any(self.names.get(id(old)) in {None, *self.aliases.values()} for old, _ in assigned):
+            return False
+        for old, new in assigned:
+            name = self.names.pop(id(old))
+            self.names[id(new)] = name
+            self._awaited.replace(old, new)
+            with self.exchange.plainly():
+                if self.dirty:  # whoever holds the former one reads its last value
+                    self.exchange.write({name: old}, self.arrays)
+                self.tensors[name] = self.edited.tensors[name] = new
+                self.read([name])
+        return True
 
     def sync(self, overwrite: bool = False) -> None:
         """Write the values into torch's tensors, in place. Raises UserError if torch has changed one meanwhile."""

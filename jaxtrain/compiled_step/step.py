@@ -179,8 +179,9 @@ class CompiledStep:
         has to run, CannotRecord, when nothing of it has run."""
         if self.capture.refused is not None:
             raise self.capture.refused
-        if isinstance(self.updates, UpdateInTorch) or self.weights.bridge.watched_in_torch():
-            raise self.weights.bridge.NotCaptured("torch runs this step")
+        in_torch = self.updates.reason if isinstance(self.updates, UpdateInTorch) else ""
+        if reason := in_torch or self.weights.bridge.watched_in_torch():
+            raise self.weights.bridge.NotCaptured(reason)
         self.weights.bridge.check_gradients_on(self.capture.loss.name)
         with self.weights.exchange.plainly():
             self.refresh()

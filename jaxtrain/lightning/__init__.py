@@ -21,22 +21,22 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
-from jaxtrain.drop_in_wide import wide_entry
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
 from torch_bridge.capture.module_call import compiled_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.from_torch import unwrapped
-from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.python.names import mentions
+from torch_bridge.step_record import reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
-from torch_bridge.training.recorded_step import StepRecorder
+from torch_bridge.training.host_calls import HostCalls
 
 if TYPE_CHECKING:
     from lightning import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
@@ -171,16 +171,14 @@ class _CompiledOptimization(_AutomaticOptimization):
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: OrderedDict) -> Any:
         """Run one batch as one program; if that is impossible, leave this and all later batches to torch."""
-        module, reason = self.trainer.lightning_module, self._apart()
+        reason = self._apart()
         try:
             if not reason:
-                self._prepare(kwargs)
-                left = ", ".join(sorted(self.step.record.left)[:3])
-                reason = left and f"training_step changes {left} in Python"
+                self._loss = self._captured(kwargs)
         except UserError as error:
-            reason = f"training_step cannot be one program ({_reason(error)})"
+            reason = f"training_step cannot be one program ({reason_of(error)})"
         if reason:
-            return self.trainer.go_apart(module, reason).run(optimizer, batch_idx, kwargs)
+            return self.trainer.go_apart(self.trainer.lightning_module, reason).run(optimizer, batch_idx, kwargs)
         return super().run(optimizer, batch_idx, kwargs)
 
     def _apart(self) -> str:
@@ -193,8 +191,9 @@ class _CompiledOptimization(_AutomaticOptimization):
         self._settings = settings
         return _apart(trainer, trainer.lightning_module)
 
-    def _prepare(self, kwargs: OrderedDict) -> None:
-        """Record the step for this batch, and convert the batch for it. Raises UserError if either is impossible."""
+    def _captured(self, kwargs: OrderedDict) -> float:
+        """Run training_step, backward and, where it is due, the update as one program; return the loss. Raises
+        UserError if that is impossible; nothing has run then."""
         trainer = self.trainer
         module = trainer.lightning_module
         if "batch" not in kwargs:
@@ -204,39 +203,27 @@ class _CompiledOptimization(_AutomaticOptimization):
         if self.step is None or self.step.optimizer is not optimizer or self._groups != groups:
             trainer.sync()  # a hook has added an optimizer or a group: compile anew, from the current weights
             self._groups = groups
-            self.recorder = StepRecorder(module, trainer, "batch_idx" in kwargs)
-            with self.recorder.attached():
-                self.step = compile_step(module, self.recorder.function(), optimizer)
-            self.lengths = _rounded_lengths(trainer, module, self.recorder)
+            self.calls = HostCalls(module, trainer, trainer.precision == "bf16-mixed")
+            self.step = compile_step(module, self.calls.training_step, optimizer)
+            self.lengths = _rounded_lengths(trainer, module, self.calls)
         limit = trainer.gradient_clip_val or 0
         self.step.clip_norm = limit if limit > 0 else None
-        given = self.lengths.fit(kwargs["batch"])
-        self._updating = not trainer.fit_loop._should_accumulate()
         self.step.count = trainer.fit_loop.epoch_loop.total_batch_idx  # selects the random keys
-        batch = self.recorder.batch(given, kwargs.get("batch_idx", 0))
-        with self.recorder.attached():
-            self._call = self.step.prepare(batch, update=self._updating)
-            if wide := wide_entry(self.step, batch):
-                raise UserError(wide)
+        arguments = tuple((kwargs | {"batch": self.lengths.fit(kwargs["batch"])}).values())
+        inputs = {"arguments": arguments, "divisor": torch.tensor(float(trainer.accumulate_grad_batches))}
+        with trainer.profiler.profile("[CompiledStep]training_step"), self.calls.collecting():
+            return float(self.step.captured(inputs, update=not trainer.fit_loop._should_accumulate()))
 
     def _compiled_step(self) -> ClosureResult:
-        trainer = self.trainer
-        with trainer.profiler.profile("[CompiledStep]training_step"):
-            result = self._call()
-        loss, logged = result
-        value = torch.tensor(float(loss) * trainer.accumulate_grad_batches)  # as training_step returned it
-        extras = self.recorder.replay(trainer.lightning_module, logged)
-        return ClosureResult.from_training_step_output({"loss": value, **extras}, trainer.accumulate_grad_batches)
+        """Return the result of the step that has run, as Lightning's closure wants it."""
+        count = self.trainer.accumulate_grad_batches
+        output = self.calls.make()
+        extras = {name: value for name, value in output.items() if name != "loss"} if isinstance(output, dict) else {}
+        value = torch.tensor(self._loss * count)  # as training_step returned it
+        return ClosureResult.from_training_step_output({"loss": value, **extras}, count)
 
 
-def _reason(error: UserError) -> str:
-    """Return the first reason why something was refused, on one line."""
-    refused = error.__cause__
-    what = refused.obstacles[0].what if isinstance(refused, UnsupportedModel) and refused.obstacles else str(error)
-    return what.rpartition("UserError: ")[2].strip().splitlines()[0]
-
-
-def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> RoundedLengths:
+def _rounded_lengths(trainer: Any, module: Any, calls: HostCalls) -> RoundedLengths:
     """Return what pads batches of many lengths to few; it has learned the data set if the collate function is known."""
     lengths = RoundedLengths(rank_zero_info)
     loader = trainer.train_dataloader
@@ -244,7 +231,13 @@ def _rounded_lengths(trainer: Any, module: Any, recorder: StepRecorder) -> Round
     owners = [(module, pl.LightningModule), *([(trainer.datamodule, DataHooks)] if trainer.datamodule else [])]
     own = any(_overrides(owner, base, hook) for owner, base in owners for hook in hooks)
     if not own and has_collate(loader) and not uses_batch_statistics(module):
-        loss = lambda rows: recorder.loss(module, recorder.batch(rows, 0, torch.tensor))[0]
+        takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+
+        def loss(rows: Any) -> torch.Tensor:
+            with calls.collecting():
+                arguments = (rows, 0) if takes_index else (rows,)
+                return calls.training_step(module, {"arguments": arguments, "divisor": torch.tensor(1.0)})
+
         value = lambda rows: value_of(module, loss, rows)
         lengths.learn(loader.dataset, loader.collate_fn, rows_of(loader) or 1, len(loader), value, [TorchRandom()])
     return lengths

@@ -13,7 +13,7 @@ import re
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -168,19 +168,30 @@ class CapturedLoss:
         self._began = False
         self.calls += 1
         self._failed.clear()
+        batch = _with_tensors(batch)
         try:
-            found = self._captured(self._loss_fn, self._arguments, _with_tensors(batch))
-        except NotCaptured:
-            raise
+            return self._captured(self._loss_fn, self._arguments, batch)
         except Exception as error:
             if self._began:
                 raise
-            if stays_in_torch(cause := torch_api.cause_of(error)):
-                raise cause from None
-            if what := torch_api.of_python(cause):
-                raise StaysInTorch(f"{self.name} {what}") from None
-            raise _not_captured(error) from error
-        return found
+            if not (self._failed and torch_api.is_unsupported(error)):
+                raise self._refusal(error) from error
+        try:  # Dynamo has taken what has changed for symbols, which code such as formatting does not take
+            with torch_api.fixed_numbers():
+                return self._captured(self._loss_fn, self._arguments, batch)
+        except Exception as error:
+            if self._began:
+                raise
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> UserError:
+        """Return the error for a call that is not captured."""
+        cause = torch_api.cause_of(error)
+        if stays_in_torch(cause) or isinstance(error, NotCaptured):
+            return error if isinstance(error, NotCaptured) else cast(UserError, cause)
+        if what := torch_api.of_python(cause):
+            return StaysInTorch(f"{self.name} {what}")
+        return _not_captured(error)
 
     def _note(self, reason: str) -> None:
         self._failed.append(reason)
@@ -313,7 +324,9 @@ def _not_captured(error: Exception) -> NotCaptured:
     if not isinstance(cause, (UserError, NotImplementedError, *torch_api.CAPTURE_ERRORS)) and (own := _own_line(cause)):
         log.warning("a fault of jaxtrain, please report it: %s: %s, at %s", type(cause).__name__, cause, own)
     what = _INTERNAL.sub("", str(cause)).strip().partition("\n")[0] or type(cause).__name__
-    if not isinstance(cause, CannotRecord) and cause is not error:
+    if reason := torch_api.reason_of(cause):
+        what = reason
+    elif not isinstance(cause, CannotRecord) and cause is not error:
         what = f"{type(cause).__name__}: {what}"
     where = source_line(torch_api.user_stack(error), own=True)
     where = where or ("" if isinstance(cause, CannotRecord) else exception_line(cause))

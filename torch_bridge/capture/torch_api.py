@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import RandomVariable
@@ -156,6 +157,11 @@ def whole(
             return captured(*args)
 
     return call
+
+
+def fixed_numbers() -> contextlib.AbstractContextManager:
+    """Return a context in which a graph that is captured holds for the present numbers and sizes alone."""
+    return torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True)
 
 
 def in_pieces(module: torch.nn.Module, backend: Callable, failed: Callable[[str], None]) -> Callable:
@@ -355,7 +361,8 @@ def absent_names() -> list[tuple[types.ModuleType, frozenset[str]]]:
 def written_sources() -> set[str]:
     """Return the objects that the code being captured changes, as Dynamo's guards name them."""
     written = _written(InstructionTranslator.current_tx().output)
-    return {variable.source.name for variable in written if variable.source is not None}
+    sources = (variable.source for variable in written if variable.source is not None)
+    return {source.name for source in sources if not isinstance(source, TempLocalSource)}  # made while it is captured
 
 
 def _written(output: Any) -> list[Any]:
@@ -395,6 +402,28 @@ def of_python(error: BaseException) -> str:
 def is_limit(error: BaseException) -> bool:
     """Return True if Dynamo has captured as many graphs of one function as the settings allow."""
     return isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Return True if Dynamo has stopped at code that it does not capture."""
+    return isinstance(cause_of(error), torch._dynamo.exc.Unsupported)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why Dynamo has stopped at code that it does not capture, where its own words are about itself; "" else."""
+    if not isinstance(error, torch._dynamo.exc.Unsupported):
+        internal = isinstance(error, AssertionError | KeyError | AttributeError) and "fake" in str(error).lower()
+        return "TorchDynamo fails on it" if internal else ""
+    if raised := _RAISED.search(str(error)):
+        text = raised["text"].encode().decode("unicode_escape")
+        return f"it raises {raised['kind']}" + (f": {text}" if text else "")
+    if skipped := _SKIPPED.search(str(error)):
+        return f"it calls {skipped['name']}, which TorchDynamo does not capture"
+    return ""
+
+
+_RAISED = re.compile(r"raised exception (?P<kind>[\w.]+)\((?:(?P<quote>['\"])(?P<text>.*?)(?P=quote))?\)?")
+_SKIPPED = re.compile(r"marked that the function `(?P<name>[^`]+)` should not be traced")
 
 
 def cause_of(error: BaseException) -> BaseException:

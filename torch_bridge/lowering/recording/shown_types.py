@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from torch_bridge.lowering.errors import Unanswerable
 from torch_bridge.lowering.python.answers import Answers, Conditions, Of, Unknown
 from torch_bridge.lowering.python.names import OWN_STATE, of_library_file
-from torch_bridge.lowering.python.numbers import Number
 from torch_bridge.lowering.recording.batch_items import HiddenText, refusals, refuse
 
 _NUMBERS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
@@ -43,8 +42,6 @@ def _type(*arguments: Any, **options: Any) -> Any:
     value, kind = arguments[0], builtins.type(arguments[0])
     if id(value) in _STANDING:
         return builtins.type(_STANDING[id(value)][1])
-    if issubclass(kind, Number):
-        return builtins.type(value.value)
     if kind is HiddenText:
         return str
     if kind in (FakeTensor, FunctionalTensor):
@@ -131,7 +128,7 @@ def _making(function: Callable) -> Callable:
 
 def holds_numbers(*given: Any) -> bool:
     """Return True if one of these nested values is a number of the record: an input, or a size that is a symbol."""
-    symbols = (Number, torch.SymInt, torch.SymFloat)
+    symbols = (torch.SymInt, torch.SymFloat)
     return any(id(x) in _STANDING or issubclass(builtins.type(x), symbols) for x in pytree.tree_leaves(given))
 
 
@@ -149,8 +146,6 @@ def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return torch.stack([_stacked(item, dtype, device) for item in data])
     if id(data) in _STANDING:
         return data.to(device=device, dtype=dtype, copy=True)
-    if issubclass(builtins.type(data), Number):
-        return data.tensor().to(device=device, dtype=dtype, copy=True)
     if isinstance(data, (torch.SymInt, torch.SymFloat)):
         return torch.scalar_tensor(cast(Any, data), dtype=dtype, device=device)
     return torch.full((), data, dtype=dtype, device=device)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from torch_bridge.lowering.dtypes import category, jax_dtype
 from torch_bridge.lowering.errors import NoForm
@@ -57,6 +58,8 @@ class Observed:
     def _note(self, node: torch.fx.Node, indices: bool) -> None:
         name = str(node.target)
         if name in _ASSERTS:
+            if _always_holds(node.args[0]):
+                return
             self._rules.setdefault(node.args[0], []).append(lambda value: value != 0)
         elif name in _DIVISIONS and isinstance(node.args[1], torch.fx.Node) and _is_whole(node):
             self._rules.setdefault(node.args[1], []).append(lambda value: value != 0)
@@ -86,6 +89,12 @@ def concrete(size: Any, symbols: Mapping[Any, int]) -> int | None:
         return size
     number = size.node.expr.xreplace(symbols)
     return int(number) if number.is_number else None
+
+
+def _always_holds(condition: Any) -> bool:
+    """Return True for a condition on sizes that torch has proved, such as that a selection has no less than 0 rows."""
+    value = condition.meta.get("val") if isinstance(condition, torch.fx.Node) else condition
+    return isinstance(value, bool | torch.SymBool) and statically_known_true(value)
 
 
 def _within(bounds: Bounds, size: int, index: Any) -> Any:

@@ -21,6 +21,7 @@ from torch_bridge.lowering import constant_tensors, selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
+from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.precision_checks import PrecisionChecks
@@ -359,6 +360,5 @@ def _evaluate(node: torch.fx.Node, args: tuple, kwargs: Mapping[str, Any], call:
             raise OperatorFailed(str(target), node.stack_trace, error) from error
     if selections.concern(node, (args, kwargs)):
         return selections.compute(node, args, kwargs, target)
-    if target is torch.sym_float and is_array(args[0]):  # a number read by item()
-        return args[0].astype(jnp.float32)
-    return target(*args, **kwargs)  # arithmetic on sizes, picking from a tuple
+    on_arrays = ON_ARRAYS.get(target) if any(map(is_array, args)) else None  # numbers read by item()
+    return (on_arrays or target)(*args, **kwargs)  # arithmetic on sizes, picking from a tuple

@@ -1,8 +1,23 @@
 """Operators of a graph that compute no tensors: sizes, checks, and numbers read out of tensors."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+import torch
 
 from torch_bridge.lowering.table import lowering
+
+
+# Python's functions of symbolic numbers, for values that the program computes.
+ON_ARRAYS: dict[Any, Callable] = {
+    torch.sym_max: jnp.maximum,
+    torch.sym_min: jnp.minimum,
+    torch.sym_not: jnp.logical_not,
+    torch.sym_float: lambda x: x.astype(jnp.float32),
+    torch.sym_int: lambda x: jnp.trunc(x).astype(jnp.int32),
+}
 
 
 @lowering("sym_size.int")

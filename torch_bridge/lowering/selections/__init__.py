@@ -128,6 +128,7 @@ _along, _filled = reducing.find_along, reducing.filling
 _FINDERS: dict[str, Callable] = {
     **dict.fromkeys(("index", "_unsafe_index"), picking.find_index),
     "masked_select": picking.find_producer(picking.masked_select),
+    "masked_scatter": picking.find_masked_scatter,
     "nonzero": picking.find_producer(picking.nonzero),
     "_unique2": picking.find_producer(picking.unique),
     **dict.fromkeys(("sym_size", "sym_numel"), lambda node: shaping.length_of),
@@ -185,6 +186,7 @@ _FINDERS: dict[str, Callable] = {
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk", "narrow"), shaping.find_cut),
     "unbind": _along(1, None),
     **dict.fromkeys(("triu", "tril"), shaping.find_moved),
+    "slice_scatter": shaping.find_slice_scatter,
     "diagonal": shaping.find_diagonal,
     **dict.fromkeys(("cat", "stack"), shaping.find_join),
     "select": picking.find_select,

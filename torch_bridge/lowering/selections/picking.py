@@ -96,6 +96,18 @@ def masked_select(site: Site, x, mask):
     return _selected(site, jnp.broadcast_to(array, shape).reshape(-1), mask.reshape(-1))
 
 
+def find_masked_scatter(node):
+    given, mask = value_of(node.args[0]), value_of(node.args[1])
+    return _masked_scatter if not data_axes(given) and not data_axes(mask) else None
+
+
+def _masked_scatter(site: Site, x, mask, source):
+    mask = jnp.broadcast_to(mask, x.shape)
+    places = jnp.cumsum(mask.reshape(-1), dtype=jnp.int32).reshape(x.shape) - 1
+    rows = source.array.reshape(-1)
+    return jnp.where(mask, rows[jnp.clip(places, 0, max(rows.size - 1, 0))].astype(x.dtype), x) if rows.size else x
+
+
 def nonzero(site: Site, x):
     mask = _masked(site, site.node.args[0], x) if data_axes(value_of(site.node.args[0])) else x
     mask = mask != 0
@@ -109,7 +121,9 @@ def unique(site: Site, x, sorted=True, return_inverse=False, return_counts=False
     values, inverse, counts = jnp.unique(flat, return_inverse=True, return_counts=True, size=flat.size, equal_nan=False)
     count = jnp.max(inverse, initial=-1).astype(jnp.int32) + 1
     site.lengths = site.lengths | {new_symbol(site.node): (flat.size, count)}
-    parts = [values, inverse.reshape(x.shape).astype(jnp.int32), counts.astype(jnp.int32)]
+    none = jnp.zeros(0, jnp.int32)  # as torch gives what is not asked for
+    inverse = inverse.reshape(x.shape).astype(jnp.int32) if return_inverse else none
+    parts = [values, inverse, counts.astype(jnp.int32) if return_counts else none]
     return tuple(site.result(parts, again=(0,)))
 
 
@@ -146,7 +160,12 @@ def find_put(node):
     tensors = [value_of(i) for i in indices if i is not None]
     if any(t.dtype is torch.bool for t in tensors):
         lead = next(place for place, i in enumerate(indices) if i is not None)
-        return run if len(tensors) == 1 and lead == 0 and not data_axes(x) and not data_axes(tensors[0]) else None
+        masks = [t for t in tensors if t.dtype is torch.bool]
+        if data_axes(x) or any(map(data_axes, masks)):
+            return None
+        if len(tensors) > 1:
+            return _put_by_mask_and_numbers if len(masks) == 1 and masks[0].dim() == 1 else None
+        return run if lead == 0 else None
     return _put if not data_axes(x) else None
 
 
@@ -164,6 +183,16 @@ def _put(site: Site, x, indices, values, accumulate=False):
     for place, index in enumerate(indices):
         if index is not None:
             found[place] = _outside(site, nodes[place], index, x.shape[place])
+    return site.run((x, found, values, accumulate), {})
+
+
+def _put_by_mask_and_numbers(site: Site, x, indices, values, accumulate=False):
+    """Write at `x[mask, labels[mask]]`."""
+    found = list(indices)
+    for place, node in enumerate(site.node.args[1]):
+        if node is not None and value_of(node).dtype is torch.bool:
+            mask = indices[place]
+            (found[place],) = jnp.nonzero(mask, size=mask.size, fill_value=x.shape[place])  # dropped beyond the rows
     return site.run((x, found, values, accumulate), {})
 
 

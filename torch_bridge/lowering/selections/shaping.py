@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from torch_bridge.lowering.dtypes import jax_dtype
+from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.selections.values import (
     Length,
     Lengths,
@@ -37,7 +38,7 @@ def compute_size(node: Any, args: tuple, lengths: Lengths) -> Any:
         return args[0][args[1]]
     size = value_of(node)
     if not isinstance(size, torch.SymInt):
-        return node.target(*plain(args))
+        return ON_ARRAYS.get(node.target, node.target)(*plain(args))
     on_counts, on_sizes = _EXTREMES.get(node.target, (node.target, node.target))
     value, most = on_counts(*plain(args)), on_sizes(*plain(args, True))
     length = length_in(size_of(size)) if symbols_of(size) else None
@@ -139,7 +140,9 @@ def find_cut(node):
     same = all(isinstance(v, torch.Tensor) and v.dim() == x.dim() for v in values)
     if same and all(shape_of(v)[axis] == shape_of(x)[axis] for v in values for axis in data_axes(x)):
         return run
-    return _slice if str(node.target) == "aten.slice.Tensor" and _is_fixed(node) else None
+    if str(node.target) != "aten.slice.Tensor":
+        return None
+    return _slice if _is_fixed(node) else _slice_at if _is_at(node) else None
 
 
 def _is_fixed(node) -> bool:
@@ -163,6 +166,44 @@ def _slice(site: Site, x, dim=0, start=None, end=None, step=1):
     places = jnp.where(jnp.arange(most) < rows, first + jnp.arange(most) * step, first)
     site.lengths = site.lengths | {data_axes(value_of(site.node))[axis]: (most, rows)}
     return site.result(jnp.take(array, jnp.minimum(places, max(size - 1, 0)), axis=axis))
+
+
+def _is_at(node) -> bool:
+    """Return True if a slice of the first rows, or after others, has one length of a selection."""
+    dim, start = (*node.args[1:3], *(0, 0)[len(node.args) - 1 :])[:2]
+    forwards = start is None or isinstance(start, torch.fx.Node) or (isinstance(start, int) and start >= 0)
+    return forwards and len(node.args) < 5 and length_in(shape_of(value_of(node))[dim]) is not None
+
+
+def _slice_at(site: Site, x, dim=0, start=0, end=None):
+    """Slice rows between places that are lengths of selections: the gradient of a part of torch.cat."""
+    axis, array = dim % getattr(x, "array", x).ndim, getattr(x, "array", x)
+    first, value = 0 if start is None else plain((start,))[0], value_of(site.node)
+    most, rows = site.lengths[data_axes(value)[axis]]
+    size = shape_of(value)[axis]
+    times = int(size / length_in(size))
+    places = first + jnp.where(jnp.arange(most * times) < rows * times, jnp.arange(most * times), 0)
+    return site.result(jnp.take(array, jnp.minimum(places, max(array.shape[axis] - 1, 0)), axis=axis))
+
+
+def find_slice_scatter(node):
+    """Accept the gradient of rows between fixed places."""
+    x, dim, places = value_of(node.args[0]), (*node.args[2:3], 0)[0], node.args[3:]
+    if dim % x.dim() not in data_axes(x):
+        return run
+    return _slice_scatter if all(isinstance(place, int) or place is None for place in places) else None
+
+
+def _slice_scatter(site: Site, x, source, dim=0, start=None, end=None, step=1):
+    axis, array = dim % x.array.ndim, x.array
+    rows = getattr(source, "array", source)
+    size, most = array.shape[axis], rows.shape[axis]
+    count = site.counts(value_of(site.node.args[0]), array)[axis]
+    first = jnp.clip((count if (start or 0) < 0 else 0) + (start or 0), 0, count)
+    number = site.counts(value_of(site.node.args[1]), rows).get(axis, most)
+    places = jnp.where(jnp.arange(most) < number, first + jnp.arange(most) * step, size)
+    index = (*[slice(None)] * axis, places)
+    return site.result(array.at[index].set(rows.astype(array.dtype), mode="drop"))
 
 
 def find_diagonal(node):

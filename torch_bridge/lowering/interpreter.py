@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
@@ -21,9 +20,9 @@ from torch_bridge.lowering import constant_tensors, selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
 from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
-from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
+from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.recording.gradient_inputs import leading_to

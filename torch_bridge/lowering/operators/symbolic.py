@@ -9,7 +9,6 @@ import torch
 
 from torch_bridge.lowering.table import lowering
 
-
 # Python's functions of symbolic numbers, for values that the program computes.
 ON_ARRAYS: dict[Any, Callable] = {
     torch.sym_max: jnp.maximum,

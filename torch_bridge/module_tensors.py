@@ -24,7 +24,7 @@ from torch_bridge.lowering.recording.ready import device_of
 from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [
-    "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "narrow", "plainly", "products",
+    "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "is_parameter", "narrow", "plainly", "products",
     "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "tell_changed", "to_array", "to_tensors",
     "trainable", "write",
 ]  # fmt: skip
@@ -62,6 +62,10 @@ def _named(module: torch.nn.Module, prefix: str) -> list[tuple[str, torch.Tensor
         children = [(f"{path}{key}.", child) for key, child in inner._modules.items() if child is not None]
         waiting += reversed(children)
     return parameters + buffers
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
 
 
 def trainable(tensors: Mapping[str, torch.Tensor]) -> Callable[[], tuple[str, ...]]:

@@ -5,6 +5,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from jaxtrain.compiled_step.shared_weights import SharedWeights
 from jaxtrain.compiled_step.step import CompiledStep
 from jaxtrain.compiled_step.steps import CompiledSteps
@@ -28,7 +30,7 @@ def compile(
     accumulate: int = 1,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_norm: float | None = None,
-    shard: str = "ddp",
+    shard: str | Mapping[str, Any] = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
 ) -> CompiledStep:
@@ -40,7 +42,9 @@ def compile(
     torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too, because the rates
     are read from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged.
     precision: fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, as in torch's
-    clip_grad_norm_. shard: how the devices share the work, as shard.strategy. seed: for dropout; default: torch's.
+    clip_grad_norm_. shard: how the devices share the work: shard.strategy (ddp, shard_grad_op, fsdp, hsdp), or a dict
+    of the shard section, as {"strategy": "hsdp", "replicas": 2}; each batch is the global one. devices: JAX devices;
+    default: all. seed: for dropout; default: torch's.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:
@@ -70,7 +74,7 @@ def compile_many(
     accumulate: int = 1,
     precision: Literal["fp32", "bf16"] = "fp32",
     clip_norm: float | None = None,
-    shard: str = "ddp",
+    shard: str | Mapping[str, Any] = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
 ) -> CompiledSteps:
@@ -96,11 +100,9 @@ def compile_many(
     gpus.share_memory()
     compile_cache.enable()
     host_memory.keep()
-    layout = make_layout(
-        ShardConfig.model_validate({"strategy": shard}), None, None if devices is None else list(devices)
-    )
-    if layout.per_device or layout.gathers:
-        raise UserError(f"shard: {shard!r} is not offered for a compiled step; take ddp, or a Trainer")
+    layout = make_layout(_shard(shard), None, None if devices is None else list(devices))
+    if layout.per_device:
+        raise UserError(f"shard: {layout.strategy!r} is not offered for a compiled step; take ddp")
     losses = [(loss_fn, _several(optimizer)) for loss_fn, optimizer, *_ in updates.values()]
     weights = SharedWeights(modules, layout, seed, losses)
     steps = {}
@@ -114,6 +116,16 @@ def compile_many(
             index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
         )
     return CompiledSteps(steps)
+
+
+def _shard(shard: str | Mapping[str, Any]) -> ShardConfig:
+    """Return the section that `shard` means. Raises UserError naming what is wrong in it."""
+    try:
+        return ShardConfig.model_validate({"strategy": shard} if isinstance(shard, str) else dict(shard))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"shard: {where}: {first['msg']}, got {first['input']!r}") from None
 
 
 def _several(optimizer: Any) -> list[Any]:

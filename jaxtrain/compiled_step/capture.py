@@ -260,7 +260,9 @@ class _Compiled:
         step, captured, name = self._step, self._captured, self._name
         key = jax.random.fold_in(step.key, count)
         feed = iter(values)
-        given = [next(feed) if name[i] is None else arrays[name[i]] for i in captured.program.tensors]
+        used = {name[i]: arrays[name[i]] for i in captured.program.tensors if name[i] is not None}
+        whole = step.weights.layout.gather(used)
+        given = [next(feed) if name[i] is None else whole[name[i]] for i in captured.program.tensors]
         observed = self._results.Observed(captured.program.module, self._symbols, indices=False)
         numbers = self._results.Numbers(self._sizes, tuple(free))
         changed, outputs, grads = captured.run(given, numbers, self._results.Call(Rngs(key), observe=observed))
@@ -275,7 +277,7 @@ class _Compiled:
         self._constants = {i: value for i, value in kept.items() if not hasattr(value, "dtype")}
         left = [value for i, value in kept.items() if i not in self._constants]
         foreign = [grads[i] for i in self._to_torch], [changed[i] for i in self._written]
-        mine = {n: grads[i] for i, n in self._of_step.items()}
+        mine = step.weights.scattered({n: grads[i] for i, n in self._of_step.items()})
         return loss, (left, *foreign), mine, buffers
 
     def _accumulate(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> tuple:

@@ -53,6 +53,11 @@ class SharedWeights:
         if self.loose is not None:
             self.modules[max((*self.modules, "loose"), key=len) + "_"] = self.loose  # no other name is that long
         self.replicas = replicas.Replicas({**self.modules, **modules})
+        if layout.splits and self.replicas.wrappers:
+            raise UserError(
+                f"shard: {layout.strategy} splits what DistributedDataParallel keeps whole in each process: hand over the "
+                "module itself, in one process with all devices"
+            )
         self.layout = layout
         self.key = key_of(step_record.seed_of(seed))
         self.generation = 0
@@ -76,15 +81,42 @@ class SharedWeights:
         self.counters: set[str] = set()  # int64 buffers that stay int64, because they may grow beyond 32 bits
         self.read(self.tensors)
 
-    def on_devices(self, arrays: Any) -> Any:
-        """Return an array, or a tree of arrays, whole on each device."""
-        return jax.device_put(arrays, self.layout.replicated)
+    def placed(self, arrays: Mapping[str, Any]) -> Arrays:
+        """Return arrays by name on the devices: parameters, and gradients of such, as the strategy splits them, buffers
+        whole on each device."""
+        return {name: jax.device_put(value, self._sharding(name, value.shape)) for name, value in arrays.items()}
+
+    def placed_state(self, state: Any) -> Any:
+        """Return an optimizer's state on the devices, moments as the strategy splits them."""
+        return jax.device_put(state, self._moments(state))
+
+    def constrained(self, arrays: Arrays, state: Any) -> tuple[Arrays, Any]:
+        """Keep weights and the optimizer's state as `placed` and `placed_state` have them. Traced."""
+        if not self.layout.splits:
+            return arrays, state
+        constraint = jax.lax.with_sharding_constraint
+        arrays = {name: constraint(value, self._sharding(name, value.shape)) for name, value in arrays.items()}
+        return arrays, constraint(state, self._moments(state))
+
+    def scattered(self, grads: Arrays) -> Arrays:
+        """Reduce gradients to the devices that hold the moments. Traced."""
+        if not self.layout.splits:
+            return grads
+        moment = self.layout.moment
+        return {k: jax.lax.with_sharding_constraint(g, moment(k, g.shape)) for k, g in grads.items()}
+
+    def _sharding(self, name: str, shape: tuple[int, ...]) -> Any:
+        whole = self.tensors.get(name) is not None and not self.exchange.is_parameter(self.tensors[name])
+        return self.layout.replicated if whole else self.layout.parameter(name, shape)
+
+    def _moments(self, state: Any) -> Any:
+        return self.layout.moments(state, {name: array.shape for name, array in self.arrays.items()})
 
     def read(self, names: Iterable[str]) -> None:
         """Copy these tensors' values from torch to the devices."""
         for name in names:
             array = self.exchange.to_array(self.tensors[name], wide=name in self.counters)
-            self.arrays[name] = self.on_devices(array)
+            self.arrays |= self.placed({name: array})
         self.edited.note(names)
 
     def admit(self, parameters: Iterable[Any]) -> None:
@@ -94,13 +126,13 @@ class SharedWeights:
             if id(parameter) not in self.names and self._former.get(id(parameter)) is parameter:
                 self._admitted.append(parameter)
                 name = self.names[id(parameter)] = f"replaced parameter {len(self._admitted)}"
-                self.arrays[name] = self.on_devices(self.exchange.to_array(parameter))
+                self.arrays |= self.placed({name: self.exchange.to_array(parameter)})
 
     def widen(self, names: Iterable[str]) -> None:
         """Keep these buffers in 64 bits from now on."""
         for name in {self.first_name(name) for name in names} - self.counters:
             self.counters.add(name)
-            self.arrays[name] = self.on_devices(self.exchange.as_wide(self.arrays[name]))
+            self.arrays |= self.placed({name: self.exchange.as_wide(self.arrays[name])})
 
     def tell_rounded(self, changed: Iterable[str]) -> None:
         """Warn once of float64 buffers among those that a graph writes."""

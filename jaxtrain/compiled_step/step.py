@@ -136,7 +136,7 @@ class CompiledStep:
         """Return the optimizer's current state on the devices, as a program returns it: with another placement, jax.jit
         would compile the step again at its second call."""
         weights = self.weights
-        return weights.on_devices(updates.state({key: weights.arrays[key] for key in updates.keys}))
+        return weights.placed_state(updates.state({key: weights.arrays[key] for key in updates.keys}))
 
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
         """Run a step on a batch of tensors or arrays; return the loss, or (loss, values to log), as loss_fn does.
@@ -432,11 +432,11 @@ class CompiledStep:
             self.opt_state = self._state_of(self.updates)
         else:
             structure = jax.tree.structure(self.opt_state)
-            self.opt_state = weights.on_devices(jax.tree.unflatten(structure, state["optimizer"]))
+            self.opt_state = weights.placed_state(jax.tree.unflatten(structure, state["optimizer"]))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.torch is None:
-            self.grads = weights.on_devices(state["grads"])
+            self.grads = weights.placed(state["grads"])
         else:
             self.torch.set_gradients(state["grads"])
         self.count = state["count"]

@@ -97,7 +97,8 @@ class StepProgram:
             leaves[place] = value
 
         def loss_of(params: Arrays):
-            state = weights.state({**arrays, **step.precision.for_compute(params)}) | tables
+            params = weights.layout.gather(step.precision.for_compute(params))
+            state = weights.state({**arrays, **params}) | tables
             loss, parts, left, changed = step.record.run(self.graph, state, leaves, Rngs(key))
             self._logged[:] = parts
             return loss.astype(jnp.float32), ([*parts.values(), *left], changed)
@@ -112,6 +113,7 @@ class StepProgram:
         """Add the gradients of one batch to the waiting ones. Traced."""
         key = jax.random.fold_in(self._step.key, count)  # inside: a separate call would cost more than the rest
         loss, parts, new, buffers = self._gradients(arrays, values, key)
+        new = self._step.weights.scattered(new)
         grads = grads | {name: grads[name] + value if name in grads else value for name, value in new.items()}
         return (arrays | buffers, opt_state, grads), (loss, parts, None)
 
@@ -126,7 +128,7 @@ def update(step: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Array
     """Clip the gradients and update the parameters that have one; return the new state and the norm. Traced."""
     if divisor > 1:
         grads = {name: value / divisor for name, value in grads.items()}
-    norm = None
+    grads, norm = step.weights.scattered(grads), None
     if limit is not None:
         names = step.clipped_names()
         counted = grads if names is None else {name: value for name, value in grads.items() if name in names}
@@ -134,7 +136,7 @@ def update(step: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Array
         grads = grads | clip(counted, norm, limit)
     moved = {name: arrays[name] for name in step.updates.keys if name in grads}
     params, opt_state = step.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
-    return (arrays | params, opt_state, {}), norm
+    return (*step.weights.constrained(arrays | params, opt_state), {}), norm
 
 
 def compile_update(step: Any, divisor: int) -> Callable:

@@ -78,7 +78,7 @@ class TorchUpdates:
             self.step.refresh()
         except UserError:
             return False
-        self.step.grads = self.step.weights.on_devices(dict(waiting))
+        self.step.grads = self.step.weights.placed(dict(waiting))
         self.set_gradients({})
         if anew:
             self.step.record_anew()

@@ -74,6 +74,21 @@ class Layout:
         """Return the sharding of a parameter's moments in the optimizer; gradients are reduced to the same sharding."""
         return self._place(key, shape, split=self.strategy in ("fsdp", "hsdp", "shard_grad_op"))
 
+    def moments(self, state: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """Return the shardings of an optimizer's state. An array with a parameter's key in its path, and its shape, is
+        split as moments are; any other is whole on each device. shapes: of the parameters."""
+
+        def one(path: Any, leaf: Any) -> NamedSharding:
+            key = next((part.key for part in reversed(path) if getattr(part, "key", None) in shapes), None)
+            return self.moment(key, leaf.shape) if key and leaf.shape == shapes[key] else self.replicated
+
+        return jax.tree_util.tree_map_with_path(one, state)
+
+    @property
+    def splits(self) -> bool:
+        """Return True if parameters or their moments are stored sharded."""
+        return self.mesh.shape["tensor"] > 1 or (self.strategy in ("fsdp", "hsdp", "shard_grad_op") and self.shards > 1)
+
     @property
     def gathers(self) -> bool:
         """Return True if parameters are stored sharded and gathered for use."""
@@ -81,7 +96,7 @@ class Layout:
 
     def is_split(self, key: str, shape: tuple[int, ...]) -> bool:
         """Return True if a parameter is stored sharded and gathered for use."""
-        return PIECES in self.parameter(key, shape).spec
+        return self._pieces in self.parameter(key, shape).spec
 
     def gather(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Gather the parameters for one forward or backward pass; their gradients are sharded again. Traced.
@@ -93,7 +108,7 @@ class Layout:
         return {key: self._gather(value, self.parameter(key, value.shape)) for key, value in params.items()}
 
     def _gather(self, value: jax.Array, kept: NamedSharding) -> jax.Array:
-        whole = NamedSharding(self.mesh, P(*(None if axis == PIECES else axis for axis in kept.spec)))
+        whole = NamedSharding(self.mesh, P(*(None if axis == self._pieces else axis for axis in kept.spec)))
 
         together = lambda x: jax.lax.with_sharding_constraint(x, whole)
         apart = lambda _, g: (jax.lax.with_sharding_constraint(g, kept),)
@@ -116,8 +131,16 @@ class Layout:
         if split and self.shards > 1:
             free = [a for a, size in enumerate(shape) if spec[a] is None and size % self.shards == 0]
             if free:
-                spec[max(free, key=lambda a: shape[a])] = PIECES
+                spec[max(free, key=lambda a: shape[a])] = self._pieces
+        while spec and spec[-1] is None:  # as JAX writes what a program returns: else its next call compiles it again
+            spec.pop()
         return NamedSharding(self.mesh, P(*spec))
+
+    @property
+    def _pieces(self) -> Any:
+        """The axes of the mesh over which fsdp splits an array, without those of one device."""
+        axes = tuple(axis for axis in PIECES if self.mesh.shape[axis] > 1)
+        return axes[0] if len(axes) == 1 else axes
 
     def _checked(self, key: str, shape: tuple[int, ...], axes: tuple) -> list[Any]:
         """Return a rule's axes for a parameter. Raises UserError if they do not fit its shape."""

@@ -101,11 +101,6 @@ def initial_guard(guarded: bool) -> Arrays:
 def state_shardings(state: TrainState, layout: Layout) -> TrainState:
     """Return the sharding of every array of a state; `state` may be abstract."""
     shapes = {key: value.shape for key, value in state.params.items()}
-
-    def moment(path, leaf):
-        key = next((p.key for p in reversed(path) if getattr(p, "key", None) in shapes), None)
-        return layout.moment(key, leaf.shape) if key and leaf.shape == shapes[key] else layout.replicated
-
     kept = lambda arrays: {key: layout.parameter(key, value.shape) for key, value in arrays.items()}
     everywhere = lambda tree: jax.tree.map(lambda _: layout.replicated, tree)
     shardings: dict[str, Any] = {
@@ -115,7 +110,7 @@ def state_shardings(state: TrainState, layout: Layout) -> TrainState:
         "params": kept(state.params),
         "frozen": kept(state.frozen),
         "buffers": everywhere(state.buffers),
-        "opt_state": jax.tree_util.tree_map_with_path(moment, state.opt_state),
+        "opt_state": layout.moments(state.opt_state, shapes),
         "ema": kept(state.ema),
         "scale": everywhere(state.scale),
         "guard": everywhere(state.guard),

@@ -55,8 +55,8 @@ class SharedWeights:
         self.replicas = replicas.Replicas({**self.modules, **modules})
         if layout.splits and self.replicas.wrappers:
             raise UserError(
-                f"shard: {layout.strategy} splits what DistributedDataParallel keeps whole in each process: hand over the "
-                "module itself, in one process with all devices"
+                f"shard: {layout.strategy} splits what DistributedDataParallel keeps whole in each process: hand over "
+                "the module itself, in one process with all devices"
             )
         self.layout = layout
         self.key = key_of(step_record.seed_of(seed))

@@ -17,7 +17,8 @@ ANSWERS = {
         "no": {"detect_anomaly": "torch's anomaly detection watches its autograd, which does not run"},
         "ignored": {"benchmark": "it chooses cuDNN's kernels; XLA chooses its own"},
         "otherwise": {
-            "strategy": f"`auto` and `ddp`; with several processes {APART}. FSDP, DeepSpeed, model parallel: refused",
+            "strategy": f"`auto` and `ddp`; with several processes {APART}. `fsdp` and `deepspeed_stage_N` split over all "
+            "devices of one process; offloading and model parallel: refused",
             "precision": "`32-true` and `bf16-mixed`; others are refused",
             "gradient_clip_algorithm": f"`norm` in the compiled step; for `value` {APART}",
             "profiler": "the compiled step is one entry, `[CompiledStep]training_step`",
@@ -101,9 +102,8 @@ ANSWERS = {
             "use_liger_kernel": "its kernels are CUDA's",
             "auto_find_batch_size": "choose the batch size yourself",
             "push_to_hub": "nothing is uploaded; call `model.push_to_hub()` after training",
-            "fsdp": "`jaxtrain.Trainer` with `shard.strategy=fsdp`",
             "deepspeed": "JAX shards the state itself",
-            "parallelism_config": "as `fsdp`",
+            "parallelism_config": "`jaxtrain.Trainer` with `shard`",
             "debug": "it watches torch's own forward pass",
         },
         "ignored": {
@@ -112,7 +112,6 @@ ANSWERS = {
             "torch_compile_backend": "goes with `torch_compile`",
             "torch_compile_mode": "goes with `torch_compile`",
             "liger_kernel_config": "goes with `use_liger_kernel`",
-            "fsdp_config": "goes with `fsdp`",
             **dict.fromkeys(
                 "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision".split(),
                 "goes with `push_to_hub`",
@@ -124,6 +123,8 @@ ANSWERS = {
             "optim_target_modules": f"for GaLore and its like, with which {APART}",
             "neftune_noise_alpha": f"its hook reads a number out of a tensor: {APART}",
             "accelerator_config": "without `split_batches`, which is refused",
+            "fsdp": "splits weights and moments over all devices of one process",
+            "fsdp_config": "`reshard_after_forward`; `cpu_offload`, `activation_checkpointing`, `xla` are refused",
             **dict.fromkeys(
                 "gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing "
                 "activation_checkpointing_kwargs".split(),

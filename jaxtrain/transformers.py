@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
+from jaxtrain import drop_in_sharding
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
@@ -33,7 +34,6 @@ REFUSED = {
     "fp16": "float16 needs a loss scale inside the step; use bf16=True",
     "fp16_full_eval": "use bf16",
     "deepspeed": "JAX shards the state itself; train with jaxtrain.Trainer and shard.strategy",
-    "fsdp": "train with jaxtrain.Trainer and shard.strategy=fsdp",
     "torch_compile": "the step is compiled by XLA already; leave it out",
     "push_to_hub": "nothing is uploaded from here; call model.push_to_hub() yourself after training",
     "auto_find_batch_size": "choose per_device_train_batch_size yourself",
@@ -54,11 +54,13 @@ class CompiledTraining:
     _xla_step: CompiledStep | None = None  # before the first step
     _xla_lengths: RoundedLengths | None = None
     clears_all_gradients = False  # transformers clears those of the model; a library may clear the loss's own, too
+    _xla_shard = "ddp"  # strategy of jaxtrain.compile
     _xla_micro = 0  # micro-batches since the last update
     _xla_off = True  # a training_step called outside train() runs in torch and leaves gradients
 
     def create_accelerator_and_postprocess(self) -> None:
         """Refuse arguments without a counterpart. transformers calls this before it uploads or builds anything."""
+        self._xla_shard = drop_in_sharding.of_transformers(self.args)
         for name, advice in REFUSED.items():
             value: Any = self.args
             for part in name.split("."):
@@ -132,7 +134,9 @@ class CompiledTraining:
             outside = any(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
             if outside and not self.clears_all_gradients:
                 raise UserError("the optimizer holds parameters outside the model, whose gradients are never cleared")
-            self._xla_step = compile_step(model, self._loss, optimizer, seed=self.args.seed)
+            self._xla_step = compile_step(model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard)
+            if place := self._xla_step.weights.described():
+                print(place)
             self._xla_step.clipped = model  # not a loss's parameters, which the optimizer may hold too
         limit = self.args.max_grad_norm  # a callback may change it
         self._xla_step.clip_norm = (

@@ -98,6 +98,15 @@ class SharedWeights:
         arrays = {name: constraint(value, self._sharding(name, value.shape)) for name, value in arrays.items()}
         return arrays, constraint(state, self._moments(state))
 
+    def described(self) -> str:
+        """Return how many devices train and what they split, as a sentence; "" for a single device."""
+        count = self.layout.mesh.size
+        if count == 1:
+            return ""
+        whole = sum(array.nbytes for array in self.arrays.values())
+        split = sum(array.nbytes for array in self.arrays.values() if not array.is_fully_replicated) / max(whole, 1)
+        return f"a step runs on {count} devices, {self.layout.strategy}: {split:.0%} of the weights' bytes are split"
+
     def scattered(self, grads: Arrays) -> Arrays:
         """Reduce gradients to the devices that hold the moments. Traced."""
         if not self.layout.splits:

@@ -23,6 +23,7 @@ from lightning.pytorch.loops.optimization.automatic import ClosureResult, _Autom
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from jaxtrain import drop_in_sharding
 from jaxtrain.compiled_step import CompiledStep
 from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
@@ -78,12 +79,13 @@ class Trainer(pl.Trainer):
             given = options.get(name)
             for item in given if isinstance(given, (list, tuple)) else [given]:
                 _check_package(item)
+        self._shard, options["strategy"] = drop_in_sharding.of_lightning(options.get("strategy", "auto"))
         super().__init__(*arguments, **options)
         if self.precision not in ("32-true", "bf16-mixed"):
             raise UserError(f"Trainer(precision={self.precision!r}): take 32-true or bf16-mixed")
         strategy = type(self.strategy).__name__
-        if strategy in ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"):
-            raise UserError(f"{strategy} takes the parameters apart; jaxtrain.Trainer shards with shard.strategy=fsdp")
+        if strategy in ("DeepSpeedStrategy", "ModelParallelStrategy"):
+            raise UserError(f"{strategy} takes the parameters apart; take strategy='fsdp', which XLA computes")
         if self._detect_anomaly:
             raise UserError("Trainer(detect_anomaly=True) watches torch's autograd, which does not run; leave it out")
         if self.world_size > 1 and getattr(self.strategy, "_layer_sync", None) is not None:
@@ -204,7 +206,9 @@ class _CompiledOptimization(_AutomaticOptimization):
             trainer.sync()  # a hook has added an optimizer or a group: compile anew, from the current weights
             self._groups = groups
             self.calls = HostCalls(module, trainer, trainer.precision == "bf16-mixed")
-            self.step = compile_step(module, self.calls.training_step, optimizer)
+            self.step = compile_step(module, self.calls.training_step, optimizer, shard=trainer._shard)
+            if place := self.step.weights.described():
+                rank_zero_info(place)
             self.lengths = _rounded_lengths(trainer, module, self.calls)
         limit = trainer.gradient_clip_val or 0
         self.step.clip_norm = limit if limit > 0 else None

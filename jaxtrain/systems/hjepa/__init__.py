@@ -115,6 +115,12 @@ ORIGINAL_NAMES = {
         "OptimizedHJEPA",
         "extract_features",
     ),
+    "original.feature_quality": (
+        "FeatureQualityAnalyzer",
+        "analyze_feature_quality",
+        "compare_hierarchy_levels",
+        "print_quality_report",
+    ),
     "original.housekeeping": (
         "check_disk_space",
         "get_disk_usage",
@@ -123,13 +129,21 @@ ORIGINAL_NAMES = {
         "setup_logging",
     ),
     "original.layers": ("BatchNorm1dForTokens", "DropPath", "LayerScale"),
-    "original.neighbours": ("KNNEvaluator", "knn_eval"),
+    "original.linear_probes": ("LinearProbeEvaluator", "linear_probe_eval"),
+    "original.neighbours": ("KNNEvaluator", "knn_eval", "sweep_knn_params"),
     "original.rope": ("VisionRoPE2D",),
     "original.sequences": (
         "EpisodeFileSequentialDataset",
         "SyntheticSequentialDataset",
         "build_dataloader",
         "build_sequential_dataloader",
+    ),
+    "original.transfer": (
+        "FewShotEvaluator",
+        "FineTuneEvaluator",
+        "TransferHead",
+        "few_shot_eval",
+        "fine_tune_eval",
     ),
     "original.world_model": (
         "ActionPredictor",

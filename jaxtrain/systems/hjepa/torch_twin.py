@@ -156,7 +156,10 @@ class HJEPA(nn.Module):
         return merged
 
     def extract_features(self, images, level=0):
-        tokens = self.encode_target(images)[:, 1:]
+        return self.level_features(self.encode_target(images)[:, 1:], level)
+
+    def level_features(self, tokens, level):
+        """Return a level's features [batch, patch // 2^level, width] from an encoder's tokens of all patches."""
         if self.use_fpn:
             return self.hierarchy_projections[level](self.pyramid(tokens)[level])
         return pool(self.hierarchy_projections[level](tokens), level)

@@ -106,6 +106,15 @@ def extract_features(
     return np.concatenate(features)[:max_samples], np.concatenate(labels)[:max_samples]
 
 
+def pool_tokens(features: torch.Tensor, pooling: str) -> torch.Tensor:
+    """Pool [batch, token, width] to [batch, width]: mean, max, or cls, which warns and takes the mean."""
+    if features.ndim < 3:
+        return features
+    if pooling == "cls":
+        warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
+    return features.amax(1) if pooling == "max" else features.mean(1)
+
+
 class LinearProbe(nn.Module):
     """Linear probe: features [batch, token, width] or [batch, width] -> logits [batch, class].
 
@@ -130,14 +139,9 @@ class LinearProbe(nn.Module):
 
     def pool_features(self, features):
         """Return [batch, width] from features [batch, token, width]; features without tokens pass through."""
-        x = features
-        if x.ndim == 3 and self.pooling == "attention":
-            x = (x * self.attention(x).softmax(1)).sum(1)
-        elif x.ndim == 3:
-            if self.pooling == "cls":
-                warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
-            x = x.amax(1) if self.pooling == "max" else x.mean(1)
-        return x
+        if features.ndim == 3 and self.pooling == "attention":
+            return (features * self.attention(features).softmax(1)).sum(1)
+        return pool_tokens(features, self.pooling)
 
     def forward(self, features):
         x = self.pool_features(features)

@@ -99,6 +99,11 @@ def images() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
     return found | {
         "ActionPredictor": lambda: hjepa.ActionPredictor(8, 2, 1, 2),
+        "AdaLNZeroBlock": lambda: hjepa.AdaLNZeroBlock(8, 2, 4),
+        "PredictorBlock": lambda: hjepa.PredictorBlock(8, 2),
+        "RoPEAttentionWrapper": lambda: hjepa.RoPEAttentionWrapper(
+            hjepa.ContextEncoder(**SMALL).vit.blocks[0].attn, hjepa.VisionRoPE2D(4)
+        ),
         "CEMPlanner": lambda: hjepa.CEMPlanner(None, None, 2),
         "CheckpointManager": lambda: hjepa.CheckpointManager(folder()),
         "ContextEncoder": lambda: hjepa.ContextEncoder(**SMALL),

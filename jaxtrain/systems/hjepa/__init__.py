@@ -131,7 +131,8 @@ ORIGINAL_NAMES = {
     "original.layers": ("BatchNorm1dForTokens", "DropPath", "LayerScale"),
     "original.linear_probes": ("LinearProbeEvaluator", "linear_probe_eval"),
     "original.neighbours": ("KNNEvaluator", "knn_eval", "sweep_knn_params"),
-    "original.rope": ("VisionRoPE2D",),
+    "original.rope": ("RoPEAttentionWrapper", "VisionRoPE2D"),
+    "torch_twin": ("AdaLNZeroBlock", "PredictorBlock"),
     "original.sequences": (
         "EpisodeFileSequentialDataset",
         "SyntheticSequentialDataset",

@@ -97,6 +97,13 @@ def images() -> dict[str, Callable[[], Any]]:
             "VICRegLoss",
         )
     }  # fmt: skip
+    pair = lambda kind: kind([[1, 2], [3]])
+    many = {
+        name: functools.partial(pair, getattr(hjepa, name)) for name in ("BalancedMultiDataset", "WeightedMultiDataset")
+    }
+    crops = ("AdaptiveMultiCropTransform", "MultiCropEvalTransform", "MultiCropTransform")
+    found |= many | {name: getattr(hjepa, name) for name in crops}
+    found["MultiCropDataset"] = lambda: hjepa.MultiCropDataset([], hjepa.MultiCropTransform())
     return found | {
         "ActionPredictor": lambda: hjepa.ActionPredictor(8, 2, 1, 2),
         "AdaLNZeroBlock": lambda: hjepa.AdaLNZeroBlock(8, 2, 4),

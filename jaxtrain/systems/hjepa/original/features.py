@@ -20,7 +20,7 @@ POOLINGS = ("mean", "max", "attention", "cls")
 BICUBIC = "bicubic"
 
 
-def _check(interpolation: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+def check_transform(interpolation: Any, mean: Sequence[float], std: Sequence[float]) -> None:
     """Raise UserError for another resampling or normalisation than the package's own."""
     name = str(getattr(interpolation, "value", interpolation)).lower()
     if name not in (BICUBIC, "3"):  # 3: Pillow's number
@@ -45,7 +45,7 @@ class JEPATransform:
         horizontal_flip: bool = True,
         color_jitter: float | None = None,
     ):
-        _check(interpolation, mean, std)
+        check_transform(interpolation, mean, std)
         self.transform = train_transform(image_size, color_jitter or 0.0, tuple(crop_scale), 0.5 * horizontal_flip)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -65,7 +65,7 @@ class JEPAEvalTransform:
         mean: Sequence[float] = (0.485, 0.456, 0.406),
         std: Sequence[float] = (0.229, 0.224, 0.225),
     ):
-        _check(interpolation, mean, std)
+        check_transform(interpolation, mean, std)
         self.transform = eval_transform(image_size)
 
     def __call__(self, image: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import pathlib
 import tempfile
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,8 @@ def fmri() -> dict[str, Callable[[], Any]]:
         name + second: functools.partial(on_meta, getattr(giblet, name))
         for name in ("AudioEncoder", "VideoEncoder", "MultimodalDecoder")
     }
+    for name in ("VideoProcessor", "AudioProcessor", "TextProcessor", "FMRIProcessor"):
+        found |= {name: getattr(FIRST, name), name + second: getattr(giblet, name)}
     for name in ("SherlockAutoencoder", "SherlockEncoder", "MultimodalAutoencoder", "MultimodalEncoder"):
         found[name] = functools.partial(on_meta, getattr(giblet, name))
     found["MultimodalDecoder"] = lambda: on_meta(lambda: FIRST.MultimodalDecoder(8))
@@ -103,7 +106,9 @@ def images() -> dict[str, Callable[[], Any]]:
     }
     crops = ("AdaptiveMultiCropTransform", "MultiCropEvalTransform", "MultiCropTransform")
     found |= many | {name: getattr(hjepa, name) for name in crops}
-    found["MultiCropDataset"] = lambda: hjepa.MultiCropDataset([], hjepa.MultiCropTransform())
+    found["MultiCropDataset"] = lambda: hjepa.MultiCropDataset(
+        types.SimpleNamespace(classes=[]), hjepa.MultiCropTransform()
+    )
     return found | {
         "ActionPredictor": lambda: hjepa.ActionPredictor(8, 2, 1, 2),
         "AdaLNZeroBlock": lambda: hjepa.AdaLNZeroBlock(8, 2, 4),

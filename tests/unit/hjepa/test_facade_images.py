@@ -23,12 +23,21 @@ def folders(tmp_path):
     return tmp_path
 
 
-def cifar(folder):
+def cifar10(folder):
     rng, place = np.random.default_rng(1), folder / "cifar-10-batches-py"
     place.mkdir()
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         content = {b"data": rng.integers(0, 256, (2, 3072), np.uint8), b"labels": [3, 8]}
         (place / name).write_bytes(pickle.dumps(content))
+
+
+def cifar100(folder):
+    place = folder / "cifar-100-python"
+    place.mkdir()
+    content = {b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [1, 0]}
+    for name in ("train", "test"):
+        (place / name).write_bytes(pickle.dumps(content))
+    (place / "meta").write_bytes(pickle.dumps({b"fine_label_names": [b"apple", b"fish"]}))
 
 
 def test_a_class_of_images_is_what_its_name_builds(folders):
@@ -49,7 +58,7 @@ def test_a_transform_gets_the_picture(folders):
 
 
 def test_cifar_is_read_from_its_authors_files(tmp_path):
-    cifar(tmp_path)
+    cifar10(tmp_path)
     train, test = (hjepa.CIFAR10Dataset(tmp_path, split, 32) for split in ("train", "test"))
     assert (len(train), len(test), train[9][1], test.classes[8]) == (10, 2, 8, "ship")
     torch.manual_seed(0)
@@ -57,6 +66,9 @@ def test_cifar_is_read_from_its_authors_files(tmp_path):
     torch.manual_seed(0)
     assert torch.equal(train[0][0], first)
     assert first.shape == (3, 32, 32)
+    cifar100(tmp_path)
+    fine = hjepa.CIFAR100Dataset(tmp_path, "test", 32)
+    assert ([label for _, label in fine], fine.classes) == ([1, 0], ["apple", "fish"])
 
 
 def test_unlabelled_images_of_stl_have_no_label(tmp_path):

@@ -107,7 +107,8 @@ def parameters(label: str, wanted: list[str], function: Any, skip: int, own_defa
     known = {p.name: p for p in given}
     for name, default in expected + named:
         if name not in known:
-            found += [] if any(p.kind is p.VAR_KEYWORD for p in given) else [f"{label}: no parameter {name}"]
+            variadic = any(p.kind is p.VAR_KEYWORD for p in given) and "**kwargs" in wanted
+            found += [] if variadic else [f"{label}: no parameter {name}"]
         elif default and not own_defaults and not same(default, known[name].default):
             found.append(f"{label}: {name} is {known[name].default!r} by default, wanted {default}")
     return found

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import pathlib
+import re
 import tempfile
 import types
 from collections.abc import Callable
@@ -288,6 +289,18 @@ def test_what_a_page_lists_as_absent_is_absent():
             if facade is not None and (not member or hasattr(facade, member)):
                 present.append(name)
         assert present == []
+
+
+def test_no_page_calls_a_name_equal_that_lacks_a_member():
+    wrong = []
+    for system, page in originals.PAGES.items():
+        owners = {name.partition(".")[0] for name in originals.out_of(system) if "." in name}
+        for line in (originals.ROOT / f"docs/originals/{page}.md").read_text().splitlines():
+            first, _, rest = line.removeprefix("| ").partition(" | ")
+            named = set(re.findall(r"`(\w+)", first))
+            if line.startswith("| `") and re.search(r"\bequal\b", rest) and named & owners:
+                wrong.append(line[:80])
+    assert wrong == []
 
 
 def test_what_is_not_the_originals_is_named():

@@ -236,10 +236,10 @@ class TextProcessor:
         """Return features [volume, value] from one embedding [scene, width] per row of `annotations`."""
         if len(embeddings) != len(annotations):
             raise UserError(f"{len(embeddings)} embeddings for {len(annotations)} annotations")
-        times = (annotations[name].to_numpy(np.float64) for name in (text.START, text.END))
+        start, end = (annotations[name].to_numpy(np.float64) for name in (text.START, text.END))
         if self.temporal_mode == "average":
-            return text.averaged(embeddings, *times, n_trs, self.tr, self.aggregation, self.gap_fill)
-        return text.concatenated(embeddings, *times, n_trs, self.tr, self.max_annotations_per_tr, self.gap_fill)
+            return text.averaged(embeddings, start, end, n_trs, self.tr, self.aggregation, self.gap_fill)
+        return text.concatenated(embeddings, start, end, n_trs, self.tr, self.max_annotations_per_tr, self.gap_fill)
 
     def annotations_to_embeddings(
         self,
@@ -352,9 +352,8 @@ class FMRIProcessor:
     def average_across_subjects(self, subject_features_list: Sequence[np.ndarray]) -> np.ndarray:
         """Return the mean [volume, voxel], over the volumes that all subjects have."""
         length = min(map(len, subject_features_list))
-        return np.mean([features[:length] for features in subject_features_list], axis=0, dtype=np.float64).astype(
-            np.float32
-        )
+        total = sum(features[:length].astype(np.float64) for features in subject_features_list)
+        return np.asarray(total / len(subject_features_list), np.float32)
 
     def load_all_subjects(
         self, data_dir: str | pathlib.Path, pattern: str = "sherlock_movie_s*.nii.gz"

@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE: dict[str, dict[str, dict]] = json.loads((pathlib.Path(__file__).with_name("originals.json")).read_text())
 PAGES = {
@@ -58,7 +60,9 @@ def faults(system: str, key: str, instance: Callable[[], Any] | None = None) -> 
     out = out_of(system)
     if facade is None:
         return [] if plain in out else [f"{plain}: not in the facade, and not listed as absent"]
-    found = []
+    found = [
+        f"{plain}: is no {base}" for base in entry.get("bases", []) if not issubclass(facade, base_class(system, base))
+    ]
     for kind in ("function", "constructor"):
         if kind in entry:
             found += parameters(f"{plain}()", entry[kind], facade, 0, (system, plain) in OWN_DEFAULTS)
@@ -75,6 +79,12 @@ def faults(system: str, key: str, instance: Callable[[], Any] | None = None) -> 
         f"{plain}.{name}: missing" for name in expected if not hasattr(one, name) and f"{plain}.{name}" not in out
     ]
     return found
+
+
+def base_class(system: str, name: str) -> type:
+    """Return a class that the table names as a base: torch's, or one of the same original."""
+    kinds = {"nn.Module": torch.nn.Module, "Dataset": torch.utils.data.Dataset}
+    return kinds[name] if name in kinds else offered(system, name)
 
 
 def parameters(label: str, wanted: list[str], function: Any, skip: int, own_defaults: bool = False) -> list[str]:
@@ -97,7 +107,8 @@ def parameters(label: str, wanted: list[str], function: Any, skip: int, own_defa
     known = {p.name: p for p in given}
     for name, default in expected + named:
         if name not in known:
-            found += [] if any(p.kind is p.VAR_KEYWORD for p in given) else [f"{label}: no parameter {name}"]
+            variadic = any(p.kind is p.VAR_KEYWORD for p in given) and "**kwargs" in wanted
+            found += [] if variadic else [f"{label}: no parameter {name}"]
         elif default and not own_defaults and not same(default, known[name].default):
             found.append(f"{label}: {name} is {known[name].default!r} by default, wanted {default}")
     return found

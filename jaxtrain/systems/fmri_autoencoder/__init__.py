@@ -74,6 +74,7 @@ ORIGINAL_NAMES = {
         "get_canonical_hrf",
         "get_hrf_peak_latency",
     ),
+    "original.processors": ("AudioProcessor", "FMRIProcessor", "TextProcessor", "VideoProcessor"),
     "evals.lesions": ("Lesion", "simulate", "effects"),
     "original.legacy_config": ("TrainingConfig",),
     "original.trainer": ("Trainer",),

@@ -3,6 +3,7 @@
 import math
 import pathlib
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +20,15 @@ def annotations(path) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
     Raises UserError if a time column is missing.
     """
+    table = read_table(path)
+    texts = scene_texts(table)
+    kept = [i for i, text in enumerate(texts) if text]
+    times = table[[START, END]].to_numpy(np.float64)[kept]
+    return times[:, 0], times[:, 1], [texts[i] for i in kept]
+
+
+def read_table(path):
+    """Return annotations.xlsx as a pandas DataFrame. Raises UserError if a time column is missing."""
     pandas = require("pandas", "to read the annotations")
     require("openpyxl", "to read the annotations")
     table = pandas.read_excel(path)
@@ -26,12 +36,14 @@ def annotations(path) -> tuple[np.ndarray, np.ndarray, list[str]]:
     missing = [name for name in (START, END) if name not in table.columns]
     if missing:
         raise UserError(f"{path}: column {', '.join(missing)} is missing; it has {', '.join(table.columns)}")
-    present = [name for name in TEXT_COLUMNS if name in table.columns]
+    return table
+
+
+def scene_texts(table, columns: Sequence[str] = TEXT_COLUMNS, separator: str = "; ") -> list[str]:
+    """Return the text of every row: its cells in those of `columns` that the table has, without the empty ones."""
+    present = [name for name in columns if name in table.columns]
     rows = table[present].fillna("").astype(str).to_numpy()
-    texts = ["; ".join(part.strip() for part in row if part.strip()) for row in rows]
-    kept = [i for i, text in enumerate(texts) if text]
-    times = table[[START, END]].to_numpy(np.float64)[kept]
-    return times[:, 0], times[:, 1], [texts[i] for i in kept]
+    return [separator.join(part.strip() for part in row if part.strip()) for row in rows]
 
 
 def concatenated(

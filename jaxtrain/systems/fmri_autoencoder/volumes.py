@@ -29,13 +29,13 @@ def own_mask(volume: np.ndarray) -> np.ndarray:
     return spread > (np.percentile(varying, MASK_PERCENTILE) if varying.size else 0)
 
 
-def shared_mask(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the voxels that at least half of the subjects keep (rounded up). Raises UserError if grids differ."""
+def shared_mask(masks: Iterable[np.ndarray], agreement: float = MASK_AGREEMENT) -> np.ndarray:
+    """Return the voxels that at least a share of the subjects keep (rounded up). Raises UserError if grids differ."""
     masks = list(masks)
     shapes = {mask.shape for mask in masks}
     if len(shapes) > 1:
         raise UserError(f"the subjects' volumes have different grids: {sorted(shapes)}; resample them to one space")
-    return sum(mask.astype(int) for mask in masks) >= math.ceil(len(masks) * MASK_AGREEMENT)
+    return sum(mask.astype(int) for mask in masks) >= math.ceil(len(masks) * agreement)
 
 
 def voxels(volume: np.ndarray, mask: np.ndarray, at_most: int | None = None) -> np.ndarray:

@@ -66,7 +66,9 @@ def _one(config, name: str, path: str, split: str, in_memory: bool):
     read = _reader(config, split)
     if name in ("imagenet", "folder", "imagenet100"):
         folder = root / FOLDERS[split]
-        return images.ImageFolder(folder, read, _class_list(config, folder) if name == "imagenet100" else None)
+        return images.ImageFolder(
+            folder, read, listed_classes(config.data.class_list, folder) if name == "imagenet100" else None
+        )
     if name not in ("digits", "cifar10", "cifar100", "stl10"):
         raise UserError(f"data.datasets: {name!r} is unknown; known: {', '.join(DATASETS)}")
     if name == "digits" and split == "train" and config.data.augmentation.where == "loader":
@@ -108,12 +110,11 @@ def _reader(config, split: str):
     return images.ReadCrops(large, small, augmentation.global_crops, augmentation.local_crops, config.seed)
 
 
-def _class_list(config, folder: pathlib.Path) -> tuple[str, ...] | None:
+def listed_classes(path: str | pathlib.Path | None, folder: pathlib.Path) -> tuple[str, ...] | None:
     """Return the class folders of ImageNet-100 that data.class_list names, one per line; None (all) if there are 100.
 
     Raises UserError if the list is needed and unset, or cannot be read.
     """
-    path = config.data.class_list
     if path is None:
         found = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
         if found != 100:

@@ -128,10 +128,11 @@ def pooled(features: np.ndarray, how: str = "mean") -> np.ndarray:
     return features.mean(1) if how == "mean" else features.max(1)
 
 
-def rank(features: np.ndarray) -> dict[str, float]:
+def rank(features: np.ndarray, energy_share: float = 0.99) -> dict[str, float]:
     """Return rank statistics of centred features [sample, width].
 
-    effective_rank: exp of the entropy of the singular values' shares.
+    effective_rank: exp of the entropy of the singular values' shares. n_components_99: directions that hold
+    energy_share of the variance, by which it is named.
     Source: Roy & Vetterli 2007; Garrido et al. 2023 (RankMe) without the centring.
     """
     x = np.asarray(features, np.float64)
@@ -143,7 +144,7 @@ def rank(features: np.ndarray) -> dict[str, float]:
         "effective_rank": effective,
         "rank_ratio": effective / x.shape[1],
         "feature_dim": x.shape[1],
-        "n_components_99": int(np.argmax(np.cumsum(energy) >= 0.99)) + 1,
+        f"n_components_{100 * energy_share:g}": int(np.argmax(np.cumsum(energy) >= energy_share)) + 1,
         "variance_first_component": float(energy[0]),
         "variance_first_10": float(energy[:10].sum()),
         "singular_value_max": float(values.max()),
@@ -194,12 +195,19 @@ def quality(features: np.ndarray, pooling: str = "mean") -> dict[str, dict]:
     """Return rank, statistics, isotropy and collapse flags of features [sample, (token,) width]."""
     x = pooled(np.asarray(features), pooling)
     found = {"rank": rank(x), "statistics": spread(x), "isotropy": isotropy(x)}
+    return found | {"collapse": collapse(found["rank"], found["statistics"])}
+
+
+def collapse(
+    found_rank: dict, statistics: dict, rank_ratio: float = 0.1, mean_variance: float = 0.01
+) -> dict[str, bool]:
+    """Return which limits the results of `rank` and `spread` fall below, and `any_collapse`."""
     flags = {
-        "rank_collapse": found["rank"]["rank_ratio"] < 0.1,
-        "variance_collapse": found["statistics"]["mean_variance"] < 0.01,
-        "dimension_collapse": found["rank"]["n_components_99"] < 0.1 * x.shape[1],
+        "rank_collapse": found_rank["rank_ratio"] < rank_ratio,
+        "variance_collapse": statistics["mean_variance"] < mean_variance,
+        "dimension_collapse": found_rank["n_components_99"] < 0.1 * found_rank["feature_dim"],
     }
-    return found | {"collapse": flags | {"any_collapse": any(flags.values())}}
+    return flags | {"any_collapse": any(flags.values())}
 
 
 def batch_rank(features: np.ndarray, rows: int = 100) -> float:

@@ -14,23 +14,25 @@ from jaxtrain.nn.vit import INIT_STD, overrides, vit_size
 from jaxtrain.systems.hjepa import device_images, device_masks
 from jaxtrain.systems.hjepa.losses import jepa_options, level_weights
 from jaxtrain.systems.hjepa.pretraining import momentum
-from jaxtrain.systems.hjepa.torch_vit import Encoder, drop_path
+from jaxtrain.systems.hjepa.torch_vit import DropPath, Encoder
 from jaxtrain.systems.hjepa.views import sample_keys
 
 
 class PredictorBlock(nn.Module):
-    def __init__(self, width, num_heads, mlp_ratio, rate):
+    """Pre-norm transformer block. drop_path: rate of samples whose branch is dropped in training."""
+
+    def __init__(self, embed_dim, num_heads=12, mlp_ratio=4.0, dropout=0.0, drop_path=0.0):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attn = nn.MultiheadAttention(width, num_heads, batch_first=True)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = mlp(width, int(width * mlp_ratio), 0.0)
-        self.rate = rate
+        self.norm1 = nn.LayerNorm(embed_dim)
+        self.attn = nn.MultiheadAttention(embed_dim, num_heads, dropout, batch_first=True)
+        self.norm2 = nn.LayerNorm(embed_dim)
+        self.mlp = mlp(embed_dim, int(embed_dim * mlp_ratio), dropout)
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x):
         y = self.norm1(x)
-        x = x + drop_path(self.attn(y, y, y, need_weights=False)[0], self.rate, self.training)
-        return x + drop_path(self.mlp(self.norm2(x)), self.rate, self.training)
+        x = x + self.drop_path(self.attn(y, y, y, need_weights=False)[0])
+        return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 def mlp(width, hidden, dropout):
@@ -39,12 +41,12 @@ def mlp(width, hidden, dropout):
 
 
 class Predictor(nn.Module):
-    def __init__(self, width, depth, num_heads, mlp_ratio, drop_path_rate):
+    def __init__(self, width, depth, num_heads, mlp_ratio, drop_path_rate, dropout=0.0):
         super().__init__()
         self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed_predictor = nn.Parameter(torch.zeros(1, 1, width))
         rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
-        self.blocks = nn.ModuleList(PredictorBlock(width, num_heads, mlp_ratio, rate) for rate in rates)
+        self.blocks = nn.ModuleList(PredictorBlock(width, num_heads, mlp_ratio, dropout, rate) for rate in rates)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
 
@@ -156,7 +158,10 @@ class HJEPA(nn.Module):
         return merged
 
     def extract_features(self, images, level=0):
-        tokens = self.encode_target(images)[:, 1:]
+        return self.level_features(self.encode_target(images)[:, 1:], level)
+
+    def level_features(self, tokens, level):
+        """Return a level's features [batch, patch // 2^level, width] from an encoder's tokens of all patches."""
         if self.use_fpn:
             return self.hierarchy_projections[level](self.pyramid(tokens)[level])
         return pool(self.hierarchy_projections[level](tokens), level)
@@ -172,22 +177,26 @@ class FrameEncoder(nn.Module):
         return self.projector(self.encoder(images)[:, 0])
 
 
-class ModulatedBlock(nn.Module):
-    def __init__(self, width, num_heads, mlp_ratio, dropout, action_width=None):
+class AdaLNZeroBlock(nn.Module):
+    """Transformer block whose norms and branches an embedded action scales and shifts; at first it passes x through.
+
+    attn_mask: as of nn.MultiheadAttention. Source: Peebles & Xie 2023 (DiT, adaLN-Zero).
+    """
+
+    def __init__(self, embed_dim, num_heads, action_embed_dim, mlp_ratio=4.0, dropout=0.0):
         super().__init__()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False)
-        self.attn = nn.MultiheadAttention(width, num_heads, dropout, batch_first=True)
-        self.mlp = mlp(width, int(width * mlp_ratio), dropout)
-        self.modulation = nn.Linear(action_width or width, 6 * width)
+        self.norm1, self.norm2 = (nn.LayerNorm(embed_dim, elementwise_affine=False) for _ in range(2))
+        self.attn = nn.MultiheadAttention(embed_dim, num_heads, dropout, batch_first=True)
+        self.mlp = mlp(embed_dim, int(embed_dim * mlp_ratio), dropout)
+        self.modulation = nn.Linear(action_embed_dim, 6 * embed_dim)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
-    def forward(self, x, action):
-        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(action).chunk(6, dim=-1)
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        h = self.norm(x) * (1 + scale1) + shift1
-        x = x + gate1 * self.attn(h, h, h, attn_mask=later, need_weights=False)[0]
-        return x + gate2 * self.mlp(self.norm(x) * (1 + scale2) + shift2)
+    def forward(self, x, action_emb, attn_mask=None):
+        scale1, shift1, gate1, scale2, shift2, gate2 = self.modulation(action_emb).chunk(6, dim=-1)
+        h = self.norm1(x) * (1 + scale1) + shift1
+        x = x + gate1 * self.attn(h, h, h, attn_mask=attn_mask, need_weights=False)[0]
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
 
 
 class ActionPredictor(nn.Module):
@@ -214,7 +223,7 @@ class ActionPredictor(nn.Module):
             nn.Linear(action_dim, action_width), nn.SiLU(), nn.Linear(action_width, action_width)
         )
         self.blocks = nn.ModuleList(
-            ModulatedBlock(width, num_heads, mlp_ratio, dropout, action_width) for _ in range(depth)
+            AdaLNZeroBlock(width, num_heads, action_width, mlp_ratio, dropout) for _ in range(depth)
         )
         self.final_norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, width)
@@ -227,8 +236,9 @@ class ActionPredictor(nn.Module):
             raise UserError(f"{embeddings.shape[1]} steps are more than max_seq_len={self.pos_embed.shape[1]}")
         x = embeddings + self.pos_embed[:, : embeddings.shape[1]]
         action = self.action_embed(actions)
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
         for block in self.blocks:
-            x = block(x, action)
+            x = block(x, action, later)
         return self.head(self.final_norm(x))
 
 

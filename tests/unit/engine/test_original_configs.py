@@ -260,6 +260,17 @@ def test_a_world_model_of_hjepa_is_the_task_that_it_names(write):
     assert (config.model.action_dim, config.model.predictor_depth, config.model.predictor_num_heads) == (3, 2, 4)
 
 
+@pytest.mark.parametrize(("kind", "known"), [(None, True), ("hjepa", True), ("H-JEPA", True), ("vqvae", False)])
+def test_a_model_type_that_is_neither_hjepa_nor_lewm_is_refused(kind, known, write):
+    values = {"model": {"type": kind, "encoder_type": "vit_tiny_patch16_224", "num_hierarchies": 2}}
+    values |= {"masking": {"num_masks": 4}, "training": {"epochs": 1}}
+    if known:
+        assert config_io.load(write(values))[1].task == "hjepa.pretrain"
+    else:
+        with pytest.raises(UserError, match="model.type: 'vqvae' is unknown; known: hjepa, lewm"):
+            config_io.load(write(values))
+
+
 def test_a_data_section_that_nothing_reads_is_refused(write):
     values = {"model": {"encoder_type": "vit_tiny_patch16_224", "num_hierarchies": 2}, "training": {"epochs": 1}}
     values |= {"masking": {"num_masks": 4}, "data": {"root": "here", "kind": "clips"}}

@@ -68,3 +68,12 @@ def test_a_recording_that_is_not_there_is_a_missing_file(kind, tmp_path):
     for error in (UserError, FileNotFoundError):
         with pytest.raises(error, match=r"stimuli_Sherlock\.m4v"):
             kind(tmp_path, subjects=[1])
+
+
+def test_a_datasets_processors_have_its_settings(tmp_path):
+    write_cache(tmp_path / "cache", suffix=HEAD, video=72, audio=24)
+    data = MultimodalDataset(tmp_path, subjects=[1, 3])
+    assert (data.video_processor.frame_skip, data.video_processor.tr) == (2, 1.5)
+    assert data.audio_processor.n_features == 896
+    assert data.text_processor.effective_dim == 3072
+    assert data.fmri_processor.normalize

@@ -201,6 +201,7 @@ def test_targets_get_no_gradient_unless_asked():
         (lambda: hjepa.VICRegLoss(invariance_weight=-1.0), "invariance_weight=-1.0 must not be negative"),
         (lambda: hjepa.AdaptiveVICRegLoss(covariance_weight=-1.0), "covariance_weight=-1.0 must not be negative"),
         (lambda: hjepa.SIGRegLoss(sigreg_weight=-1), "sigreg_weight=-1 must not be negative"),
+        (lambda: hjepa.SIGRegLoss(num_slices=0), "num_slices=0.*wanted at least 1"),
         (lambda: hjepa.HybridVICRegSIGRegLoss(-0.5), "vicreg_weight=-0.5 must not be negative"),
         (lambda: hjepa.CombinedLoss(vicreg_weight=-1), "vicreg_weight=-1 must not be negative"),
         (lambda: hjepa.HJEPALoss(hierarchy_weights=[1, -1, 1]), "hierarchy_weights=-1 must not be negative"),

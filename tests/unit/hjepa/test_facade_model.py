@@ -194,7 +194,7 @@ def test_a_model_from_a_config_reads_its_sizes_only():
     config |= {"training": {"optimizer": "lion", "drop_path_rate": 0.2, "epochs": 0}}
     model = hjepa.create_hjepa_from_config(config)
     assert (model.img_size, model.embed_dim, model.ema_momentum) == (32, 24, 0.9)
-    assert max(getattr(module, "rate", 0.0) for module in model.modules()) == 0.2
+    assert max(getattr(module, "drop_prob", 0.0) for module in model.modules()) == 0.2
 
 
 @pytest.mark.parametrize("name", ["create_hjepa_from_config", "create_lewm"])
@@ -245,3 +245,35 @@ def test_a_dataset_names_its_classes(tmp_path):
     few = hjepa.build_dataset("imagenet100", tmp_path, image_size=32, class_list=tmp_path / "list.txt")
     assert few.class_to_idx == {"b": 0, "c": 1}
     assert hjepa.build_dataset("digits", "").classes[9] == "9"
+
+
+def test_rotated_attention_around_timms_is_the_encoders():
+    torch.manual_seed(0)
+    encoder = hjepa.ContextEncoder("vit_tiny_patch16_224", 32, use_rope=True, vit=SMALL["vit"])
+    block, tokens = encoder.vit.blocks[0], torch.randn(2, 1 + encoder.num_patches, encoder.embed_dim)
+    plain = hjepa.ContextEncoder("vit_tiny_patch16_224", 32, vit=SMALL["vit"]).vit.blocks[0].attn
+    wrapped = hjepa.RoPEAttentionWrapper(plain, encoder.rope)
+    wrapped.load_state_dict(block.attn.state_dict())
+    seen = []
+    handle = block.attn.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    encoder(torch.randn(2, 3, 32, 32))
+    handle.remove()
+    torch.testing.assert_close(wrapped(seen[0][0]), seen[0][1])
+    assert not torch.allclose(plain(seen[0][0]), seen[0][1])
+    assert wrapped(tokens, is_causal=True).shape == tokens.shape
+
+
+def test_the_blocks_are_those_of_the_predictors():
+    block = hjepa.Predictor(8, 2, 2, dropout=0.1, drop_path_rate=0.2).blocks[1]
+    assert isinstance(block, hjepa.PredictorBlock)
+    assert (block.attn.dropout, block.mlp[2].p, block.drop_path.drop_prob) == (0.1, 0.1, 0.2)
+    step = hjepa.AdaLNZeroBlock(8, 2, 4)
+    x, action = torch.randn(2, 3, 8), torch.randn(2, 3, 4)
+    assert torch.equal(step(x, action), x)  # zero gates
+    with torch.no_grad():
+        step.modulation.bias.normal_()
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    x2 = x.clone()
+    x2[:, 2] = torch.randn(2, 8)
+    torch.testing.assert_close(step(x, action, later)[:, :2], step(x2, action, later)[:, :2])
+    assert not torch.allclose(step(x, action)[:, :2], step(x2, action)[:, :2])

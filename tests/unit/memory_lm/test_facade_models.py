@@ -232,6 +232,12 @@ def test_a_model_names_its_memory_and_freezes_the_rest():
         model(ids, return_dict=False)
 
 
+def test_a_model_refuses_a_keyword_that_it_does_not_know():
+    model, _ = built("scratch_moc_seq_shared")
+    with pytest.raises(TypeError, match="label"):
+        model(torch.zeros(1, 4, dtype=torch.long), label=torch.zeros(1, 4, dtype=torch.long))
+
+
 def test_lora_and_quantised_banks_are_the_originals():
     case, tensors = case_of("lora_linear")
     for kind in ("bias", "nobias"):

@@ -238,3 +238,16 @@ def test_a_whole_run_gives_the_originals_history():
     assert [number for number, _ in log] == [number for number, _ in case["step_callback_log"]]
     for (_, got), (_, want) in zip(log, case["step_callback_log"], strict=True):
         assert got == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["train_epoch", "validate", "test_model"])
+def test_a_process_among_several_does_not_work_alone_in_silence(name, monkeypatch):
+    model = Bag()
+    parts = {
+        "train_epoch": (torch.optim.SGD(model.parameters(), 0.1), torch.nn.BCEWithLogitsLoss()),
+        "validate": (torch.nn.BCEWithLogitsLoss(),),
+    }
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="there are several processes"):
+        getattr(splatnlp, name)(model, batches(), *parts.get(name, ()), CONFIG, VOCAB, verbose=False, ddp=True)

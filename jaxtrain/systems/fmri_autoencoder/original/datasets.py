@@ -24,6 +24,10 @@ def _split_features(kind: str, doc: str) -> property:
     return property(lambda data: _array(data.shared, kind, slice(data.times.start, data.times.stop)), doc=doc)
 
 
+def _processor(kind: str) -> property:
+    return property(lambda data: data.processor(kind), doc=f"A {kind} with this data's settings.")
+
+
 class SherlockDataset(ScanSource, Dataset):
     """Samples of the first generation: mean frame [3, 90, 160], 128 mel bands, one embedding, voxels.
 
@@ -135,6 +139,18 @@ class SherlockDataset(ScanSource, Dataset):
     text_features = _split_features("text", "The annotations [subject, volume of the split, column].")
     fmri_features = _split_features("fmri", "The voxels as items have them [subject, volume of the split, voxel].")
 
+    video_processor = _processor("VideoProcessor")
+    audio_processor = _processor("AudioProcessor")
+    text_processor = _processor("TextProcessor")
+    fmri_processor = _processor("FMRIProcessor")
+
+    def processor(self, kind: str) -> Any:
+        """Return a new processor with this data's settings. kind: its class's name."""
+        from jaxtrain.systems.fmri_autoencoder.original import first_generation
+
+        further = {"FMRIProcessor": {"max_trs": self.max_trs}}.get(kind, {})
+        return getattr(first_generation, kind)(tr=self.tr, **further)
+
     def get_data_dict(self) -> "DataDict":
         """Return the data of all volumes, which other splits can share by passing it as `shared_data`."""
         return DataDict(self.shared)
@@ -205,6 +221,16 @@ class MultimodalDataset(SherlockDataset):
             normalize_fmri=normalize_fmri,
             **options,
         )
+
+    def processor(self, kind: str) -> Any:
+        from jaxtrain.systems.fmri_autoencoder.original import processors
+
+        further = {
+            "VideoProcessor": {"frame_skip": self.frame_skip},
+            "AudioProcessor": {"use_encodec": self.use_encodec, "encodec_bandwidth": self.encodec_bandwidth},
+            "FMRIProcessor": {"max_trs": self.max_trs, "normalize": self.normalize_fmri},
+        }
+        return getattr(processors, kind)(tr=self.tr, **further.get(kind, {}))
 
     def _cache_suffix(self, options: dict) -> str:
         rate, bandwidth = options["encodec_sample_rate"] // 1000, options["encodec_bandwidth"]

@@ -113,7 +113,8 @@ def views_of_level(prediction, target):
 
 def summary(loss_dict: Mapping[str, torch.Tensor | float]) -> str:
     """Return the terms of a loss as lines of `name: value`; terms of more than one number are left out."""
-    single = {name: value for name, value in loss_dict.items() if getattr(value, "ndim", 0) == 0}
+    plain = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in loss_dict.items()}
+    single = {name: value for name, value in plain.items() if getattr(value, "ndim", 0) == 0}
     return "\n".join(f"{name}: {float(value):.6f}" for name, value in single.items())
 
 

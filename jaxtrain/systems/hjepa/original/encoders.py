@@ -195,13 +195,8 @@ class Predictor(torch_twin.Predictor):
     ):
         if embed_dim % num_heads:
             raise UserError(f"predictor: embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
-        self._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
+        self._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate, dropout)
         self.use_gradient_checkpointing = use_gradient_checkpointing
-        for block in self.blocks:
-            block.attn.dropout = dropout
-            for layer in block.mlp:
-                if isinstance(layer, nn.Dropout):
-                    layer.p = dropout
         initialize(self)
 
     @classmethod
@@ -211,8 +206,10 @@ class Predictor(torch_twin.Predictor):
         module._build(embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
         return module
 
-    def _build(self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float) -> None:
-        torch_twin.Predictor.__init__(self, embed_dim, depth, num_heads, mlp_ratio, drop_path_rate)
+    def _build(
+        self, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float, drop_path_rate: float, dropout: float = 0.0
+    ) -> None:
+        torch_twin.Predictor.__init__(self, embed_dim, depth, num_heads, mlp_ratio, drop_path_rate, dropout)
         self.embed_dim, self.depth, self.num_heads = embed_dim, depth, num_heads
         self.use_gradient_checkpointing = False
 

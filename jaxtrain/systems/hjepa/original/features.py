@@ -20,7 +20,7 @@ POOLINGS = ("mean", "max", "attention", "cls")
 BICUBIC = "bicubic"
 
 
-def _check(interpolation: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+def check_transform(interpolation: Any, mean: Sequence[float], std: Sequence[float]) -> None:
     """Raise UserError for another resampling or normalisation than the package's own."""
     name = str(getattr(interpolation, "value", interpolation)).lower()
     if name not in (BICUBIC, "3"):  # 3: Pillow's number
@@ -45,7 +45,7 @@ class JEPATransform:
         horizontal_flip: bool = True,
         color_jitter: float | None = None,
     ):
-        _check(interpolation, mean, std)
+        check_transform(interpolation, mean, std)
         self.transform = train_transform(image_size, color_jitter or 0.0, tuple(crop_scale), 0.5 * horizontal_flip)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -65,7 +65,7 @@ class JEPAEvalTransform:
         mean: Sequence[float] = (0.485, 0.456, 0.406),
         std: Sequence[float] = (0.229, 0.224, 0.225),
     ):
-        _check(interpolation, mean, std)
+        check_transform(interpolation, mean, std)
         self.transform = eval_transform(image_size)
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -106,6 +106,15 @@ def extract_features(
     return np.concatenate(features)[:max_samples], np.concatenate(labels)[:max_samples]
 
 
+def pool_tokens(features: torch.Tensor, pooling: str) -> torch.Tensor:
+    """Pool [batch, token, width] to [batch, width]: mean, max, or cls, which warns and takes the mean."""
+    if features.ndim < 3:
+        return features
+    if pooling == "cls":
+        warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
+    return features.amax(1) if pooling == "max" else features.mean(1)
+
+
 class LinearProbe(nn.Module):
     """Linear probe: features [batch, token, width] or [batch, width] -> logits [batch, class].
 
@@ -130,14 +139,9 @@ class LinearProbe(nn.Module):
 
     def pool_features(self, features):
         """Return [batch, width] from features [batch, token, width]; features without tokens pass through."""
-        x = features
-        if x.ndim == 3 and self.pooling == "attention":
-            x = (x * self.attention(x).softmax(1)).sum(1)
-        elif x.ndim == 3:
-            if self.pooling == "cls":
-                warnings.warn("pooling='cls': features hold no class token, so their mean is taken", stacklevel=2)
-            x = x.amax(1) if self.pooling == "max" else x.mean(1)
-        return x
+        if features.ndim == 3 and self.pooling == "attention":
+            return (features * self.attention(features).softmax(1)).sum(1)
+        return pool_tokens(features, self.pooling)
 
     def forward(self, features):
         x = self.pool_features(features)

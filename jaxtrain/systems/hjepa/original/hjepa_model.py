@@ -188,10 +188,7 @@ class HJEPA(torch_twin.HJEPA):
         if not 0 <= level < self.levels:
             raise UserError(f"level={level} is outside [0, {self.levels})")
         encoder = self.target_encoder if use_target_encoder and self.has_target else self.context_encoder
-        tokens = encoder(images)[:, 1:]
-        if self.use_fpn:
-            return self.hierarchy_projections[level](self.pyramid(tokens)[level])
-        return pool(self.hierarchy_projections[level](tokens), level)
+        return self.level_features(encoder(images)[:, 1:], level)
 
     def update_target_encoder(self, current_step: int) -> float:
         """Move the target towards the context encoder; return the momentum of this step, 1.0 without a target."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.config import LossConfig, PredictorConfig, ViTConfig, WorldModelConfig, WorldModelLoss
 from jaxtrain.task import LegacyConfig
 
@@ -20,8 +21,11 @@ def convert(original: Mapping[str, Any], accelerator: bool = True) -> dict[str, 
     use_amp may lower the precision.
     """
     get = lambda section: original.get(section) or {}
-    if str(get("model").get("type", "")).lower() in WORLD_MODELS:
+    kind = str(get("model").get("type") or "hjepa").lower()
+    if kind in WORLD_MODELS:
         return world_model(original, accelerator)
+    if "jepa" not in kind and not kind.startswith("vit"):
+        raise UserError(f"model.type: {kind!r} is unknown; known: hjepa, lewm. Without it the file trains H-JEPA")
     model, training, data = get("model"), get("training"), get("data")
     accumulate = training.get("accumulation_steps", 1)
     return _around(original, accelerator) | {

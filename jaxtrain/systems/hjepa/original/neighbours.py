@@ -1,5 +1,6 @@
 """The original's nearest-neighbour evaluation of a model's features."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -114,3 +115,29 @@ def knn_eval(
     evaluator = KNNEvaluator(model, hierarchy_level, k, **options)
     evaluator.build_knn_index(train_loader)
     return evaluator.evaluate(test_loader, num_classes, verbose=verbose)
+
+
+def sweep_knn_params(
+    model: nn.Module,
+    train_loader: Iterable,
+    test_loader: Iterable,
+    num_classes: int,
+    hierarchy_level: int = 0,
+    k_values: Sequence[int] = (10, 20, 50, 100, 200),
+    temperatures: Sequence[float] = (0.01, 0.05, 0.07, 0.1, 0.5),
+    distance_metrics: Sequence[str] = ("cosine", "euclidean"),
+    device: str = "cuda",
+) -> list[dict[str, Any]]:
+    """Return {"k", "temperature", "distance_metric", "accuracy" in percent} of each combination, the best first.
+
+    Features are computed once; a k above the number of training rows is left out.
+    """
+    evaluator = KNNEvaluator(model, hierarchy_level, device=device)
+    train, test = (evaluator.extract_features(loader) for loader in (train_loader, test_loader))
+    found = []
+    for metric, temperature, k in itertools.product(distance_metrics, temperatures, k_values):
+        if k <= len(train[1]):
+            voters = KNN(*train, k, distance_metric=metric, temperature=temperature)
+            one = {"k": k, "temperature": temperature, "distance_metric": metric}
+            found.append(one | {"accuracy": voters.evaluate(*test)["accuracy"]})
+    return sorted(found, key=lambda one: -one["accuracy"])

@@ -236,6 +236,8 @@ class SIGRegLoss(LossModule):
     ):
         super().__init__()
         not_negative(invariance_weight=invariance_weight, sigreg_weight=sigreg_weight)
+        if num_slices < 1 or num_test_points < 1:
+            raise ValueError(f"num_slices={num_slices}, num_test_points={num_test_points}: wanted at least 1 of each")
         self.num_slices, self.num_test_points = num_slices, num_test_points
         self.invariance_weight, self.sigreg_weight = invariance_weight, sigreg_weight
         self.eps, self.flatten_patches = eps, flatten_patches

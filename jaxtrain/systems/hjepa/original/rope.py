@@ -1,7 +1,10 @@
 """The original's rotary position embedding of patches on a grid, as a torch module."""
 
+import math
+
 import torch
 from torch import nn
+from torch.nn import functional
 
 from jaxtrain.errors import UserError
 
@@ -47,3 +50,40 @@ class VisionRoPE2D(nn.Module):
             return torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-1).flatten(-2)
 
         return turn(q), turn(k)
+
+
+class RoPEAttentionWrapper(nn.Module):
+    """Self-attention of timm's form with rotated queries and keys of the patches; the class token stays as it is.
+
+    attn_module: a block's attention, with qkv, proj, num_heads, head_dim and, if any, q_norm, k_norm, attn_drop and
+    proj_drop; its parameters are in the state dict twice, as `attn.qkv` and `qkv`. rope_module: a VisionRoPE2D.
+    use_flash_attention, use_mps_optimization: torch chooses the kernel.
+    """
+
+    def __init__(
+        self,
+        attn_module: nn.Module,
+        rope_module: nn.Module,
+        use_flash_attention: bool = False,
+        use_mps_optimization: bool = True,
+    ):
+        super().__init__()
+        self.attn, self.rope = attn_module, rope_module
+        self.qkv, self.proj = attn_module.qkv, attn_module.proj
+        for name in ("q_norm", "k_norm", "attn_drop", "proj_drop"):
+            setattr(self, name, getattr(attn_module, name, nn.Identity()))
+        self.num_heads, self.head_dim, self.scale = attn_module.num_heads, attn_module.head_dim, attn_module.scale
+        self.use_flash, self.use_mps_opt, self.mps_attention = use_flash_attention, use_mps_optimization, None
+
+    def forward(self, x, attn_mask=None, is_causal: bool = False, **kwargs):
+        """Return [batch, 1 + patch, width] of x, whose patches are a square grid. kwargs: not used, as timm's blocks
+        pass more arguments from version to version."""
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        side = math.isqrt(tokens - 1)
+        turned = self.rope(q[:, :, 1:], k[:, :, 1:], side, side)
+        q, k = (torch.cat([whole[:, :, :1], part], dim=2) for whole, part in zip((q, k), turned, strict=True))
+        dropped = getattr(self.attn_drop, "p", 0.0) if self.training else 0.0
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask, dropped, is_causal, scale=self.scale)
+        return self.proj_drop(self.proj(y.transpose(1, 2).reshape(batch, tokens, width)))

@@ -175,7 +175,6 @@ class MemoryTransformer(_Model, torch_twin.MemoryTransformer):
         past_key_values: Sequence | None = None,
         use_cache: bool = False,
         return_dict: bool = True,
-        **ignored: Any,
     ) -> dict[str, Any]:
         """Return what `outputs` does. Raises UserError, a ValueError, for return_dict=False."""
         if not return_dict:

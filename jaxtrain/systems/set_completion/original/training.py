@@ -213,7 +213,7 @@ def train_epoch(
     compiled call; if it cannot be recorded, a warning says why and torch runs it. scaler: if given, the forward pass is
     bfloat16; it scales the loss only in steps that torch runs. metric_update_interval: every so many batches, and at
     the last one, a batch counts in the metrics and step_callback is called with (global_step, {"train/loss_step",
-    "train/loss_running", "train/lr"}). ddp: not used; `jaxtrain run` trains with several processes.
+    "train/loss_running", "train/lr"}). ddp: no effect in one process. Raises UserError among several processes.
     """
     _single_process()
     model.train()
@@ -255,8 +255,10 @@ def validate(
     """Return loss, f1, precision, recall and hamming; leaves the model in eval mode, as originally.
 
     metric_update_interval: every so many batches, and at the last one, a batch counts in the metrics; all count in the
-    loss.
+    loss. ddp: raise UserError among several processes, whose metrics the original averages.
     """
+    if ddp:
+        _single_process()
     model.eval()
     step = None if hooked(model) else last_step(model)  # its weights are already in the model
     padded = step.padded if step is not None else False
@@ -283,7 +285,7 @@ def test_model(
     ddp: bool = False,  # noqa: PT028
 ) -> dict[str, float]:
     """Return the metrics of the test split, with the loss of `train_model`."""
-    return validate(model, test_dl, torch.nn.BCEWithLogitsLoss(), config, vocab, pad_token, verbose)
+    return validate(model, test_dl, torch.nn.BCEWithLogitsLoss(), config, vocab, pad_token, verbose, ddp=ddp)
 
 
 test_model.__test__ = False  # not a test; pytest would collect it by its name
@@ -367,8 +369,10 @@ def _shown(batches: Iterable, verbose: bool, what: str) -> Iterable:
 
 
 def _single_process() -> None:
-    if jax.process_count() > 1:
+    """Raise UserError among several processes, JAX's or torch's: metrics and gradients would be this one's alone."""
+    joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if jax.process_count() > 1 or (joined and torch.distributed.get_world_size() > 1):
         raise UserError(
-            "train_epoch: there are several processes, and this loop trains in each alone; use `torchrun -m "
-            "jaxtrain.run` or jaxtrain.Trainer, which share the work"
+            "train_epoch, validate, test_model: there are several processes, and this loop works in each alone; use "
+            "`torchrun -m jaxtrain.run` or jaxtrain.Trainer, which share the work"
         )

@@ -31,12 +31,12 @@ def jaxtrain(
 ) -> Callable:
     """Compile a graph of TorchDynamo's: what `torch.compile(backend="jaxtrain")` calls.
 
-    Results and gradients are torch's, up to rounding. XLA compiles in the background, and torch computes until a program
-    is there; options={"wait": True}, JAXTRAIN_WAIT=1 in the environment and torch.use_deterministic_algorithms(True)
-    wait for it: then random numbers (dropout) are JAX's in every call, seeded by torch's generator, and the same
-    torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one with an operator that has no
-    lowering, runs in torch, and a line in the log says why. Raises UserError for `mode` and for options other than
-    `wait`.
+    Results and gradients are torch's, up to rounding. XLA compiles in the background, and torch computes until a
+    program is there; options={"wait": True}, JAXTRAIN_WAIT=1 in the environment and
+    torch.use_deterministic_algorithms(True) wait for it: then random numbers (dropout) are JAX's in every call, seeded
+    by torch's generator, and the same torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one
+    with an operator that has no lowering, runs in torch, and a line in the log says why. Raises UserError for `mode`
+    and for options other than `wait`.
     """
     if mode:
         raise UserError(

@@ -1,6 +1,7 @@
 """An ATen graph that torch calls: tensors in and out, computed by JAX, or by torch where JAX cannot."""
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,8 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime import compile_cache
-from jaxtrain.runtime.background import Compilation, compile_later, waits_for_programs
+from jaxtrain.runtime.background import Compilation, compile_later, compiled, waits_for_programs
 from jaxtrain.runtime.prng import Rngs
 from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.capture import artefacts, decompositions
@@ -36,8 +36,8 @@ log = logging.getLogger("torch_bridge.capture.backend")
 
 
 class Halves:
-    """State that the forward and backward graphs of one capture share. in_torch: both must run in torch. wait: for every
-    program, instead of computing in torch while XLA compiles it."""
+    """State that the forward and backward graphs of one capture share. in_torch: both must run in torch. wait: for
+    every program, instead of computing in torch while XLA compiles it."""
 
     def __init__(self, wait: bool = False) -> None:
         self.in_torch = False
@@ -73,7 +73,9 @@ class CompiledGraph:
         self._program = program = AtenProgram(_copy(module), hand_on=False)
         self._inputs = [Input(place in fixed) for place in program.tensors]
         of_dtype = lambda place: program.inputs[place].meta["val"].dtype
-        self._whole = [array for array, i in enumerate(program.tensors) if of_dtype(i) is torch.int64]  # in 32 bits or 64
+        self._whole = [
+            array for array, i in enumerate(program.tensors) if of_dtype(i) is torch.int64
+        ]  # in 32 bits or 64
         self._shaped = [i for i in program.tensors if _is_symbolic(program.inputs[i].meta["val"])]
         tensors = [t for node in (*_nodes(program.module), *program.read()) for t in _tensors(node)]
         self._wide = any(tensor.dtype in _WIDE for tensor in tensors)
@@ -143,7 +145,7 @@ class CompiledGraph:
                 raise CannotRecord(
                     f"it has come in {MOST_PROGRAMS} sizes, each of which is compiled: pad to a few lengths"
                 )
-            program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind)
+            program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind, self._wide)
         seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
         known = program.has_run
         waiting = contextlib.nullcontext() if known else self._waits.during("is compiled", inputs_of(_shapes(arrays)))
@@ -207,8 +209,10 @@ def refusal(module: torch.fx.GraphModule) -> str:
 class _Program:
     """The XLA program for one set of sizes and memory layouts."""
 
-    def __init__(self, program: AtenProgram, sizes: tuple, orders: tuple[Order, ...], every: list, kind: str):
-        self._program, self._sizes, self._orders, self._kind = program, sizes, orders, kind
+    def __init__(
+        self, program: AtenProgram, sizes: tuple, orders: tuple[Order, ...], every: list, kind: str, wide: bool
+    ):
+        self._program, self._sizes, self._orders, self._kind, self._wide = program, sizes, orders, kind, wide
         self._symbols = symbols_of(program.inputs, every)
         self._layouts = [self._layout(node) for node in program.outputs]
         places = [(o, node) for o, node in enumerate(program.outputs) if isinstance(node, torch.fx.Node)]
@@ -223,15 +227,13 @@ class _Program:
         """Return False while XLA compiles the program in the background, which the first call begins, unless it shall
         `wait` or the compile cache has it. Raises what tracing or compiling raises."""
         if self._compilation is None:
-            traced = self._jitted.trace([_abstract(array) for array in arrays], free, seed)
+            given = [_abstract(array) for array in arrays], free, seed
+            traced = self._jitted.trace(*given)
             if "jaxpr" in artefacts.chosen():
                 artefacts.show("jaxpr", self._kind, traced.jaxpr)
-            lowered = traced.lower()
-            if wait or compile_cache.holds(lowered):
-                self._compilation = Compilation(lowered)
-                self._compilation.run()
-            else:
-                self._compilation = compile_later(lowered)
+            portable = not (self._wide or any(array.dtype == np.int64 for array in arrays))  # JAX exports 32 bits
+            begin = compiled if wait else functools.partial(compile_later, portable=portable)
+            self._compilation = begin(self._jitted, given)
         return self._compilation.done()
 
     def compute(self, arrays: list, free: tuple, seed: np.uint32) -> tuple[list, bool]:

@@ -148,10 +148,11 @@ class CompiledGraph:
             program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind, self._wide)
         seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
         known = program.has_run
-        waiting = contextlib.nullcontext() if known else self._waits.during("is compiled", inputs_of(_shapes(arrays)))
+        wait = not known and self._must_wait()
+        what = ("is compiled", inputs_of(_shapes(arrays))) if wait else ("is traced",)
         try:
-            with waiting:
-                ready = known or program.is_ready(arrays, numbers.free, np.uint32(seed), self._must_wait())
+            with contextlib.nullcontext() if known else self._waits.during(*what):
+                ready = known or program.is_ready(arrays, numbers.free, np.uint32(seed), wait)
                 self._programs[key] = program
                 if not ready:
                     return self._meanwhile(inputs, seed)

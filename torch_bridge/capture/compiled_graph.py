@@ -19,6 +19,7 @@ from jaxtrain.runtime.prng import Rngs
 from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.capture import artefacts, decompositions
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
+from torch_bridge.capture.meanwhile import drawing_from, one_core_less
 from torch_bridge.capture.memory import Input, Layout, Order
 from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.capture.unreached import Tangents
@@ -176,10 +177,7 @@ class CompiledGraph:
 
     def _meanwhile(self, inputs: list, seed: int) -> list:
         """Compute in torch, which draws from a generator with this seed: torch's own advances as for a program."""
-        if not self._draws:
-            return self._in_torch(inputs)
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(seed)
+        with one_core_less(), drawing_from(seed) if self._draws else contextlib.nullcontext():
             return self._in_torch(inputs)
 
     def _leave(self, why: str) -> None:

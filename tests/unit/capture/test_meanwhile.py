@@ -17,6 +17,7 @@ from tests.compiling import child_environment
 from tests.unit.capture.sides import assert_same, draw
 from torch_bridge.capture import compiled_graph, torch_api
 from torch_bridge.capture.backend import jaxtrain
+from torch_bridge.capture.meanwhile import one_core_less
 
 
 @pytest.fixture(params=["forward", "backward"])
@@ -305,6 +306,7 @@ ENDING = """
 import os, signal, sys, threading, time
 import torch
 from torch_bridge.capture.backend import jaxtrain
+from torch_bridge.capture.meanwhile import one_core_less
 
 model = torch.nn.Sequential(*[part for _ in range(60) for part in (torch.nn.Linear(8, 8), torch.nn.Tanh())])
 torch.compile(model, backend=jaxtrain)(torch.ones(2, 8)).sum().backward()
@@ -333,6 +335,7 @@ import time
 import torch
 from jaxtrain.runtime import background, compile_cache
 from torch_bridge.capture.backend import jaxtrain
+from torch_bridge.capture.meanwhile import one_core_less
 
 count = compile_cache.watch()
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
@@ -348,3 +351,19 @@ def test_another_process_compiles_and_this_one_loads(tmp_path):
     command = [sys.executable, "-c", LOADING]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert ended.stdout.split() == ["2", "2", "0"]
+
+
+def test_torch_leaves_a_core_to_the_compiler_and_takes_it_back():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with one_core_less():
+            with one_core_less():  # in another thread, say
+                assert torch.get_num_threads() == 2
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        with one_core_less():
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -43,12 +43,11 @@ def jaxtrain(
             f"torch.compile(backend='jaxtrain', mode={mode!r}): this backend has none to choose from, as XLA does all "
             "its optimizations; leave mode out"
         )
-    options = dict(options or {})
-    wait = options.pop("wait", False)
-    if options or type(wait) is not bool:
+    wait = (options or {}).get("wait", False)
+    if set(options or ()) - {"wait"} or type(wait) is not bool:
         raise UserError(
-            f"torch.compile(backend='jaxtrain', options={{'wait': {wait!r}, **{options!r}}}): the one option is wait, "
-            "True or False: wait for each program instead of computing in torch while XLA compiles it"
+            f"torch.compile(backend='jaxtrain', options={options!r}): the one option is 'wait', True or False: wait "
+            "for each program instead of computing in torch while XLA compiles it"
         )
     gpus.share_memory()
     host_memory.keep()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from jaxtrain.errors import UserError
 from jaxtrain.runtime import background
 from tests.compiling import child_environment
 from tests.unit.capture.sides import assert_same, draw
@@ -294,12 +293,6 @@ def test_values_at_which_torch_raises_do_so_on_both_sides(compiler):
         with pytest.raises(IndexError):
             module(torch.tensor([1, 5]))
         compiler.finish()
-
-
-def test_options_other_than_wait_are_refused():
-    for options in ({"wait": 1}, {"waits": True}):
-        with pytest.raises(UserError, match="the one option is wait, True or False"):
-            jaxtrain(None, [], options=options)
 
 
 ENDING = """

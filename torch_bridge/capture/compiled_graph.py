@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from torch_bridge.lowering.table import Call
 _WIDE = (torch.float64, torch.complex128)
 _STATE = "rng_state"  # in the names of operators that store or restore a random state
 MOST_PROGRAMS = 64  # of one graph, for sizes that change
+TRACE_S = 1e-3  # per operator: what tracing for one more size takes of the caller's time
 
 log = logging.getLogger("torch_bridge.capture.backend")
 
@@ -86,6 +88,9 @@ class CompiledGraph:
         self._draws |= halves.stores_state
         self._raises = raising(program.module)
         self._programs: dict[Any, _Program] = {}
+        sized = self._shaped or any(program.host.is_size.values())
+        self._patience_s = TRACE_S * len(list(_nodes(module))) if sized else 0.0  # a size may come but once or twice
+        self._torch_s: dict[Any, float] = {}  # by size: how long torch has computed it
         self._waits = Waits(self._name, line_in)
 
     @property
@@ -141,15 +146,20 @@ class CompiledGraph:
         widths = tuple([arrays[place].dtype for place in self._whole])
         key = numbers.sizes, tuple(orders), shapes, widths, tuple(map(type, numbers.free))
         program = self._programs.get(key)
+        known = program is not None and program.has_run
+        wait = not known and self._must_wait()
+        seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
+        if program is None and not wait and self._torch_s.get(key, 0.0) < self._patience_s:
+            began = time.perf_counter()
+            outputs = self._meanwhile(inputs, seed)
+            self._torch_s[key] = self._torch_s.get(key, 0.0) + time.perf_counter() - began
+            return outputs
         if program is None:
             if len(self._programs) >= MOST_PROGRAMS:
                 raise CannotRecord(
                     f"it has come in {MOST_PROGRAMS} sizes, each of which is compiled: pad to a few lengths"
                 )
             program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind, self._wide)
-        seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
-        known = program.has_run
-        wait = not known and self._must_wait()
         what = ("is compiled", inputs_of(_shapes(arrays))) if wait else ("is traced",)
         try:
             with contextlib.nullcontext() if known else self._waits.during(*what):

@@ -193,7 +193,21 @@ def test_losses_stay_torchs_over_the_switch(compiler):
     assert compiler.sides[10:] == ["XLA"] * 10
 
 
-def test_a_new_shape_runs_in_torch_until_its_program_is_there(compiler):
+def test_a_size_is_traced_once_torch_has_taken_as_long(compiler, monkeypatch):
+    compiler.gate.set()
+    monkeypatch.setattr(compiled_graph, "TRACE_S", 1e9)
+    module, begun = torch.compile(net().eval(), backend=jaxtrain), []
+    put = background._Queue.put
+    monkeypatch.setattr(background._Queue, "put", lambda queue, given: begun.append(given) or put(queue, given))
+    with torch.no_grad():
+        for rows in (8, 5, 7, 5):
+            torch.testing.assert_close(module(draw(rows, 6)), net().eval()(draw(rows, 6)))
+    assert len(begun) == 1  # the first size's
+    assert compiler.sides == ["torch"] * 4
+
+
+def test_a_new_shape_runs_in_torch_until_its_program_is_there(compiler, monkeypatch):
+    monkeypatch.setattr(compiled_graph, "TRACE_S", 0.0)
     module = torch.compile(net().eval(), backend=jaxtrain)
     with torch.no_grad():
         for rows in (8, 5):  # the second size makes sizes symbolic: a graph of its own

@@ -2,7 +2,10 @@
 
 Compares loss curves, metrics, lists of files and the random generators' states after every step, measures the median
 second between two steps, and writes the table of docs/drop_in.md. Each run is a process of its own, one after another,
-with a compilation cache that begins empty.
+with a compilation cache that begins empty, and waits for its programs: every step but the first is XLA's.
+
+`--totals 3` measures seconds from a process's start to its end instead, median of three: the original library, here,
+and here with JAXTRAIN_WAIT=1.
 """
 
 import json
@@ -13,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from typing import Any
 
 from benchmarks import parser
@@ -29,8 +33,9 @@ def scripts() -> list[str]:
     return sorted(path.stem for path in EXAMPLES.glob("*_*.py"))
 
 
-def run(name: str, engine: str, folder: pathlib.Path, *more: str) -> dict[str, Any]:
-    """Run an example in a process of its own; what it has written to --output.
+def run(name: str, engine: str, folder: pathlib.Path, *more: str, wait: bool = True) -> dict[str, Any]:
+    """Run an example in a process of its own; what it has written to --output. wait: for XLA, instead of computing in
+    torch meanwhile.
 
     Raises RuntimeError with the end of its output where it fails.
     """
@@ -39,10 +44,25 @@ def run(name: str, engine: str, folder: pathlib.Path, *more: str) -> dict[str, A
     command += ["--output_dir", str(folder / engine / name), *more]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
+    environment["JAXTRAIN_WAIT"] = str(int(wait))
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} --engine {engine} failed:\n{(done.stdout + done.stderr)[-2000:]}")
     return json.loads(output.read_text())
+
+
+def totals(name: str, rounds: int, *more: str) -> dict[str, float]:
+    """Median seconds of whole processes, in turn: of the original library, here, and here waiting for XLA."""
+    library = name.partition("_")[0]
+    kinds = {library: (library, False), "jaxtrain": ("jaxtrain", False), "jaxtrain that waits": ("jaxtrain", True)}
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, (engine, wait) in kinds.items():
+            with tempfile.TemporaryDirectory() as folder:
+                began = time.perf_counter()
+                run(name, engine, pathlib.Path(folder), *more, wait=wait)
+                spent[kind].append(time.perf_counter() - began)
+    return {kind: statistics.median(seconds) for kind, seconds in spent.items()}
 
 
 def _both(name: str, engines: tuple[str, str], *more: str) -> list[dict[str, Any]]:
@@ -126,9 +146,15 @@ def main() -> None:
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch's models lie")
     p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
     p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
+    p.add_argument("--totals", type=int, metavar="ROUNDS", help="measure whole processes, so many times each")
     p.add_argument("--runs", help="compare what earlier runs have left there, EXAMPLE_ENGINE.json")
     p.add_argument("--json", help="write what was found to this file, and begin with what is there")
     arguments = p.parse_args()
+    if arguments.totals:
+        for name in arguments.only:
+            found = totals(name, arguments.totals, "--max_steps", str(arguments.max_steps))
+            print(f"{name}: {', '.join(f'{kind} {seconds:.1f} s' for kind, seconds in found.items())}", flush=True)
+        return
     kept = pathlib.Path(arguments.json) if arguments.json else None
     found = json.loads(kept.read_text()) if kept and kept.exists() else {}
     failed = False

@@ -86,7 +86,7 @@ def measure(name: str, engine: str, threads: int, seconds: float) -> dict:
     if engine == "jaxtrain":
         from torch_bridge.capture.backend import jaxtrain
 
-        compiled = torch.compile(model, backend=jaxtrain)
+        compiled = torch.compile(model, backend=jaxtrain, options={"wait": True})
     else:
         compiled = model if engine == "eager" else torch.compile(model)
     wall, cpu, losses = [], [], []

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(tempfile.gettempdir()) / "jaxtrain-tests"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("JAXTRAIN_WAIT", "1")  # the same bits, and programs, in each run
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402

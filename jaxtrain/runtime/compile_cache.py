@@ -1,12 +1,16 @@
 """Enable XLA's persistent compile cache (on by default) and count compilations and cache hits."""
 
+import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import pathlib
 import tempfile
+from typing import Any
 
 import jax
+import jaxlib
 
 HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"  # loading from the cache counts too
@@ -80,6 +84,32 @@ def folder() -> pathlib.Path:
     except RuntimeError:  # no HOME, and a user unknown to the system, as in a container
         home = pathlib.Path(tempfile.gettempdir()) / f"jaxtrain-cache-{os.geteuid()}"
     return home / "jaxtrain" / "xla"
+
+
+def holds(lowered: Any) -> bool:
+    """Return True if an earlier process has compiled this program into the cache. lowered: what
+    `jax.jit(...).lower(...)` returns."""
+    path = _mark(lowered)
+    return path is not None and path.exists()
+
+
+def note(lowered: Any) -> None:
+    """Note for `holds`, here and in later processes, that the program is in the cache."""
+    path = _mark(lowered)
+    if path is not None:
+        with contextlib.suppress(OSError):  # a full disk: it will be compiled again
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.touch()
+
+
+def _mark(lowered: Any) -> pathlib.Path | None:
+    """Return the file that stands for a program in the cache; None without a cache. JAX's own key is not public."""
+    home = jax.config.jax_compilation_cache_dir
+    if not home or not jax.config.jax_enable_compilation_cache:
+        return None
+    versions = jax.__version__, jaxlib.__version__, os.environ.get("XLA_FLAGS", ""), jax.devices()[0].device_kind
+    digest = hashlib.sha256("\n".join((*versions, lowered.as_text())).encode()).hexdigest()
+    return pathlib.Path(home) / "compiled" / digest
 
 
 def _made_private(path: pathlib.Path) -> str:

@@ -44,7 +44,7 @@ class Waits:
             took = time.perf_counter() - began
             self._last[what] = took
             self.spent_s += took
-        if took > LONG_S and purpose and not self._told and _speaks():
+        if took > LONG_S and purpose and not self._told and speaks():
             self._told = True
             log.warning("%s %s in %.0f s, once for %s", self.name, what, took, purpose)
 
@@ -55,7 +55,7 @@ class Waits:
 
     def _watch(self, what: str, began: float, thread: int, over: threading.Event) -> None:
         wait_s = LONG_S
-        while _speaks() and not over.wait(wait_s):
+        while speaks() and not over.wait(wait_s):
             wait_s = time.perf_counter() - began
             line = self._line_of(sys._current_frames().get(thread))
             place = f", now at {line}" if line else ""
@@ -63,7 +63,7 @@ class Waits:
             log.warning("%s %s, %.0f s so far%s%s", self.name, what, wait_s, place, last)
 
 
-def _speaks() -> bool:
+def speaks() -> bool:
     """Return True on the first process of a launch: they all wait for the same."""
     try:
         return launch.detect().process == 0

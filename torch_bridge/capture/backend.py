@@ -31,21 +31,29 @@ def jaxtrain(
 ) -> Callable:
     """Compile a graph of TorchDynamo's: what `torch.compile(backend="jaxtrain")` calls.
 
-    Results and gradients are torch's, up to rounding; random numbers (dropout) are JAX's, seeded by torch's generator:
-    the same torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one with an operator that has
-    no lowering, runs in torch, and a line in the log says why. Raises UserError for `mode` and `options`.
+    Results and gradients are torch's, up to rounding. XLA compiles in the background, and torch computes until a
+    program is there; options={"wait": True}, JAXTRAIN_WAIT=1 in the environment and
+    torch.use_deterministic_algorithms(True) wait for it: then random numbers (dropout) are JAX's in every call, seeded
+    by torch's generator, and the same torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one
+    with an operator that has no lowering, runs in torch, and a line in the log says why. Raises UserError for `mode`
+    and for options other than `wait`.
     """
-    for name, value in {"mode": mode, "options": options}.items():
-        if value:
-            raise UserError(
-                f"torch.compile(backend='jaxtrain', {name}={value!r}): this backend has none to choose from, as XLA "
-                f"does all its optimizations; leave {name} out"
-            )
+    if mode:
+        raise UserError(
+            f"torch.compile(backend='jaxtrain', mode={mode!r}): this backend has none to choose from, as XLA does all "
+            "its optimizations; leave mode out"
+        )
+    wait = (options or {}).get("wait", False)
+    if set(options or ()) - {"wait"} or type(wait) is not bool:
+        raise UserError(
+            f"torch.compile(backend='jaxtrain', options={options!r}): the one option is 'wait', True or False: wait "
+            "for each program instead of computing in torch while XLA compiles it"
+        )
     gpus.share_memory()
     host_memory.keep()
     compile_cache.enable()
     artefacts.show_graph("captured", gm)
-    halves = Halves()
+    halves = Halves(wait)
 
     def compiler(kind: str) -> Callable:
         def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

@@ -1,7 +1,9 @@
 """An ATen graph that torch calls: tensors in and out, computed by JAX, or by torch where JAX cannot."""
 
 import contextlib
+import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,10 +15,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.background import Compilation, compile_later, compiled, waits_for_programs
 from jaxtrain.runtime.prng import Rngs
 from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.capture import artefacts, decompositions
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
+from torch_bridge.capture.meanwhile import drawing_from, one_core_less
 from torch_bridge.capture.memory import Input, Layout, Order
 from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.capture.unreached import Tangents
@@ -29,15 +33,18 @@ from torch_bridge.lowering.table import Call
 _WIDE = (torch.float64, torch.complex128)
 _STATE = "rng_state"  # in the names of operators that store or restore a random state
 MOST_PROGRAMS = 64  # of one graph, for sizes that change
+TRACE_S = 1e-3  # per operator: what tracing for one more size takes of the caller's time
 
 log = logging.getLogger("torch_bridge.capture.backend")
 
 
 class Halves:
-    """State that the forward and backward graphs of one capture share. in_torch: both must run in torch."""
+    """State that the forward and backward graphs of one capture share. in_torch: both must run in torch. wait: for
+    every program, instead of computing in torch while XLA compiles it."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: bool = False) -> None:
         self.in_torch = False
+        self.wait = wait
         self.stores_state = False  # forward stores a random state for backward: torch's and JAX's are unlike
 
 
@@ -53,7 +60,8 @@ class CompiledGraph:
     inputs that are the same tensors at each call.
 
     Results have torch's dtypes and strides. Where JAX has no lowering, or one that refuses these values, the graph runs
-    in torch, and one line says why.
+    in torch, and one line says why. While XLA compiles a program, torch computes: what a forward graph keeps for its
+    backward graph are values of ATen operators, whichever computes them.
     """
 
     def __init__(self, module: torch.fx.GraphModule, kind: str, fixed: frozenset[int], halves: Halves):
@@ -67,6 +75,10 @@ class CompiledGraph:
             return
         self._program = program = AtenProgram(_copy(module), hand_on=False)
         self._inputs = [Input(place in fixed) for place in program.tensors]
+        of_dtype = lambda place: program.inputs[place].meta["val"].dtype
+        self._whole = [
+            array for array, i in enumerate(program.tensors) if of_dtype(i) is torch.int64
+        ]  # in 32 bits or 64
         self._shaped = [i for i in program.tensors if _is_symbolic(program.inputs[i].meta["val"])]
         tensors = [t for node in (*_nodes(program.module), *program.read()) for t in _tensors(node)]
         self._wide = any(tensor.dtype in _WIDE for tensor in tensors)
@@ -76,6 +88,9 @@ class CompiledGraph:
         self._draws |= halves.stores_state
         self._raises = raising(program.module)
         self._programs: dict[Any, _Program] = {}
+        sized = self._shaped or any(program.host.is_size.values())
+        self._patience_s = TRACE_S * len(list(_nodes(module))) if sized else 0.0  # a size may come but once or twice
+        self._torch_s: dict[Any, float] = {}  # by size: how long torch has computed it
         self._waits = Waits(self._name, line_in)
 
     @property
@@ -127,30 +142,53 @@ class CompiledGraph:
             array, order = reader.read(inputs[place])
             arrays.append(array)
             orders.append(order)
-        key = numbers.sizes, tuple(orders), tuple([inputs[place].shape for place in self._shaped])
+        shapes = tuple([inputs[place].shape for place in self._shaped])
+        widths = tuple([arrays[place].dtype for place in self._whole])
+        key = numbers.sizes, tuple(orders), shapes, widths, tuple(map(type, numbers.free))
         program = self._programs.get(key)
+        known = program is not None and program.has_run
+        wait = not known and self._must_wait()
+        seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
+        if program is None and not wait and self._torch_s.get(key, 0.0) < self._patience_s:
+            began = time.perf_counter()
+            outputs = self._meanwhile(inputs, seed)
+            self._torch_s[key] = self._torch_s.get(key, 0.0) + time.perf_counter() - began
+            return outputs
         if program is None:
             if len(self._programs) >= MOST_PROGRAMS:
                 raise CannotRecord(
                     f"it has come in {MOST_PROGRAMS} sizes, each of which is compiled: pad to a few lengths"
                 )
-            program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind)
-        seed = int(torch.randint(1 << 31, (), device="cpu")) if self._draws else 0
-        known = key in self._programs
-        waiting = contextlib.nullcontext() if known else self._waits.during("is compiled", inputs_of(_shapes(arrays)))
+            program = _Program(self._program, numbers.sizes, tuple(orders), every, self._kind, self._wide)
+        what = ("is compiled", inputs_of(_shapes(arrays))) if wait else ("is traced",)
         try:
-            with waiting:
+            with contextlib.nullcontext() if known else self._waits.during(*what):
+                ready = known or program.is_ready(arrays, numbers.free, np.uint32(seed), wait)
+                self._programs[key] = program
+                if not ready:
+                    return self._meanwhile(inputs, seed)
                 outputs, holds = program.compute(arrays, numbers.free, np.uint32(seed))
         except jax.errors.JaxRuntimeError as error:
             if known:
                 raise
+            self._programs.pop(key, None)
             raise _CompilerFailed(str(error).partition("\n")[0]) from error
-        self._programs[key] = program
         if not holds or (self._raises and not all(map(_is_finite, outputs))):
             return None
         for place, given in self._program.passed.items():
             outputs[place] = every[given]
         return outputs
+
+    def _must_wait(self) -> bool:
+        """Return True if a program is waited for: the caller asks for the same bits in each run, or the graph stores or
+        restores a random state, which is torch's or JAX's."""
+        asked = self._halves.wait or waits_for_programs() or torch.are_deterministic_algorithms_enabled()
+        return asked or self._halves.stores_state or jax.default_backend() != "cpu"
+
+    def _meanwhile(self, inputs: list, seed: int) -> list:
+        """Compute in torch, which draws from a generator with this seed: torch's own advances as for a program."""
+        with one_core_less(), drawing_from(seed) if self._draws else contextlib.nullcontext():
+            return self._in_torch(inputs)
 
     def _leave(self, why: str) -> None:
         self._why, self._halves.in_torch = why, True
@@ -180,8 +218,10 @@ def refusal(module: torch.fx.GraphModule) -> str:
 class _Program:
     """The XLA program for one set of sizes and memory layouts."""
 
-    def __init__(self, program: AtenProgram, sizes: tuple, orders: tuple[Order, ...], every: list, kind: str):
-        self._program, self._sizes, self._orders, self._kind = program, sizes, orders, kind
+    def __init__(
+        self, program: AtenProgram, sizes: tuple, orders: tuple[Order, ...], every: list, kind: str, wide: bool
+    ):
+        self._program, self._sizes, self._orders, self._kind, self._wide = program, sizes, orders, kind, wide
         self._symbols = symbols_of(program.inputs, every)
         self._layouts = [self._layout(node) for node in program.outputs]
         places = [(o, node) for o, node in enumerate(program.outputs) if isinstance(node, torch.fx.Node)]
@@ -189,12 +229,26 @@ class _Program:
         self._again = {o: first[node] for o, node in places if first[node] != o}
         self._constants: dict[int, Any] = {}  # outputs that are no arrays; known after tracing
         self._jitted: Callable = jax.jit(self._traced)
+        self._compilation: Compilation | None = None
+        self.has_run = False
+
+    def is_ready(self, arrays: list, free: tuple, seed: np.uint32, wait: bool) -> bool:
+        """Return False while XLA compiles the program in the background, which the first call begins, unless it shall
+        `wait` or the compile cache has it. Raises what tracing or compiling raises."""
+        if self._compilation is None:
+            given = [_abstract(array) for array in arrays], free, seed
+            traced = self._jitted.trace(*given)
+            if "jaxpr" in artefacts.chosen():
+                artefacts.show("jaxpr", self._kind, traced.jaxpr)
+            portable = not (self._wide or any(array.dtype == np.int64 for array in arrays))  # JAX exports 32 bits
+            begin = compiled if wait else functools.partial(compile_later, portable=portable)
+            self._compilation = begin(self._jitted, given)
+        return self._compilation.done()
 
     def compute(self, arrays: list, free: tuple, seed: np.uint32) -> tuple[list, bool]:
         """Return the outputs as torch takes them, None for those that are inputs; and False if torch would raise."""
-        if "jaxpr" in artefacts.chosen() and not self._constants:
-            artefacts.show("jaxpr", self._kind, self._jitted.trace(arrays, free, seed).jaxpr)
-        computed, holds = self._jitted(arrays, free, seed)
+        computed, holds = self._compilation.program(arrays, free, seed)
+        self.has_run = True
         jax.block_until_ready(computed)
         feed = iter(computed)
         outputs = []
@@ -237,6 +291,14 @@ class _Program:
         known = [size for size in sizes if size is not None]
         count = value.dim() if len(known) == len(sizes) else 0  # the data decide a size: as it comes
         return Layout(known[:count], known[count:] if count else (), value.dtype)
+
+
+def _abstract(array: Any) -> Any:
+    """Return what a program is traced with: the same for a torch tensor's memory and for another program's result."""
+    if array.dtype == np.int64:  # would become int32
+        return array
+    on_gpu = isinstance(array, jax.Array) and array.device.platform != "cpu"
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding if on_gpu else None)
 
 
 def symbols_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any]) -> dict[Any, Any]:

@@ -34,10 +34,11 @@ class ModuleCall:
       and while there are hooks for all modules;
     - with a cache of keys and values, whose sizes grow from call to call;
     - with an argument that asks for its gradient, as a gradient penalty does: AOTAutograd has no second derivative.
+    wait: for each program, instead of computing in torch while XLA compiles it.
     """
 
-    def __init__(self, module: torch.nn.Module):
-        self._module = module
+    def __init__(self, module: torch.nn.Module, wait: bool = False):
+        self._module, self._wait = module, wait
         self._unguarded = Unguarded()
         self._recaptures = False  # a guard has failed: sizes and integers may be symbols
         self._said: set[str] = set()
@@ -82,16 +83,16 @@ class ModuleCall:
         except CannotRecord as error:
             torch_api.run_in_python(str(error))
         self._unguarded.note()
-        return backend(gm, fakes)
+        return backend(gm, fakes, options={"wait": self._wait})
 
 
-def compile_calls(modules: Iterable[torch.nn.Module]) -> None:
+def compile_calls(modules: Iterable[torch.nn.Module], wait: bool = False) -> None:
     """Let these modules run compiled from now on, called as a whole or by their parts. A module that has a call of its
-    own, as `module.compile()` sets one, keeps it."""
+    own, as `module.compile()` sets one, keeps it. wait: as for ModuleCall."""
     for module in modules:
         for inner in (module, *parts_of(module)):
             if torch_api.call_of(inner) is None:
-                torch_api.set_call(inner, ModuleCall(inner))
+                torch_api.set_call(inner, ModuleCall(inner, wait))
 
 
 @contextlib.contextmanager

@@ -99,9 +99,16 @@ def test_a_graph_that_autograd_refuses_raises_as_in_torch():
     assert "leaf Variable that requires grad" in raises(RuntimeError, torch.compile(write, backend=jaxtrain), parameter)
 
 
-@pytest.mark.parametrize("options", [{"mode": "max-autotune"}, {"options": {"a": 1}}])
-def test_modes_and_options_are_refused(options):
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mode": "max-autotune"}, "this backend has none to choose from"),
+        ({"options": {"a": 1}}, "the one option is 'wait', True or False"),
+        ({"options": {"wait": 1}}, "the one option is 'wait', True or False"),
+    ],
+)
+def test_modes_and_other_options_are_refused(options, why):
     torch_api.reset()
     compiled = torch.compile(nn.Linear(2, 2), backend=jaxtrain, **options)
-    with pytest.raises(Exception, match="this backend has none to choose from"):
+    with pytest.raises(Exception, match=why):
         compiled(torch.ones(1, 2))

@@ -17,8 +17,8 @@ ANSWERS = {
         "no": {"detect_anomaly": "torch's anomaly detection watches its autograd, which does not run"},
         "ignored": {"benchmark": "it chooses cuDNN's kernels; XLA chooses its own"},
         "otherwise": {
-            "strategy": f"`auto` and `ddp`; with several processes {APART}. `fsdp` and `deepspeed_stage_N` split over all "
-            "devices of one process; offloading and model parallel: refused",
+            "strategy": f"`auto` and `ddp`; with several processes {APART}. `fsdp` and `deepspeed_stage_N` split over "
+            "all devices of one process; offloading and model parallel: refused",
             "precision": "`32-true` and `bf16-mixed`; others are refused",
             "gradient_clip_algorithm": f"`norm` in the compiled step; for `value` {APART}",
             "profiler": "the compiled step is one entry, `[CompiledStep]training_step`",

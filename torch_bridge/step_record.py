@@ -318,7 +318,7 @@ class LossRecord:
         if _with_parts(outputs):
             loss, parts = outputs
         if not hasattr(loss, "shape") or loss.size != 1:  # backward() accepts one number of any shape
-            raise not_a_loss(self.name, outputs)
+            raise not_a_loss(self.name, loss if _with_parts(outputs) else outputs)
         return loss.reshape(()), dict(parts), left, changed
 
 

@@ -178,7 +178,9 @@ def backward(
         between()
     loss, values = found if isinstance(found, (tuple, list)) and len(found) == 2 else (found, {})
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(values, Mapping):
-        raise not_a_loss(getattr(loss_fn, "__name__", type(loss_fn).__name__), found)
+        raise not_a_loss(
+            getattr(loss_fn, "__name__", type(loss_fn).__name__), loss if isinstance(values, Mapping) else found
+        )
     compiled = {id(p) for module in replicas.arguments for p in module.parameters()}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in compiled]
     loss.reshape(()).backward(inputs=[*parameters, *others])

@@ -63,6 +63,7 @@ def test_what_a_loss_of_a_trainer_may_return(loss, said, tmp_path):
     (lambda module, batch: F.mse_loss(module(batch[0]), batch[1]).backward(), "returned None.*runs backward"),
     (lambda module, batch: F.mse_loss(module(batch[0]), batch[1]).detach().numpy(), "NumPy value, .* no gradient"),
     (lambda module, batch: {"loss": F.mse_loss(module(batch[0]), batch[1])}, "returned dict, wanted a scalar"),
+    (lambda module, batch: ((module(batch[0]) - batch[1]) ** 2, {"a": batch[1].mean()}), r"of shape \(8, 1\), .*mean"),
     (lambda module, batch: (module(batch[0]) - batch[1]) ** 2, r"of shape \(8, 1\), .*reduce the loss with .mean"),
 ])  # fmt: skip
 def test_what_a_loss_of_a_compiled_step_may_return(loss, said):

@@ -224,6 +224,8 @@ def once(faults: Faults, family: str, trained: pathlib.Path) -> str:
         return ""
     if faults.failing is None:
         return f"exit code {code}: {said.getvalue()[-300:]}"
+    if not lines:
+        return f"exit code {code} without a sentence: {said.getvalue()[-400:]}"
     parts = [part for path in faults.failed for part in pathlib.PurePath(path).parts[-2:]]
     if not any(part.removeprefix(".").removesuffix(".part") in lines[0] for part in parts) and parts:
         return f"no path: {lines[0]}"

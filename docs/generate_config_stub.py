@@ -53,11 +53,15 @@ def _constant(node: ast.Assign) -> str:
     return f"{name}: {kinds[type(value)]}\n"
 
 
-def _function(node: ast.FunctionDef, indent: str = "") -> str:
+def _function(node: ast.FunctionDef, indent: str = "", settings: str = "") -> str:
+    """settings: the parameters of a method that takes what its class takes, `**settings`."""
     decorators = [f"{indent}@{ast.unparse(one)}\n" for one in node.decorator_list]
     doc = ast.get_docstring(node)
     returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    head = f"{''.join(decorators)}{indent}def {node.name}({ast.unparse(node.args)}){returned}:"
+    arguments = ast.unparse(node.args)
+    if node.args.kwarg is not None and node.args.kwarg.arg == "settings":
+        arguments = f"\n        cls,\n        *,\n{settings}    "
+    head = f"{''.join(decorators)}{indent}def {node.name}({arguments}){returned}:"
     return f'{head}\n{indent}    """{_indented(doc, indent + "    ")}"""\n' if doc else f"{head} ...\n"
 
 
@@ -98,7 +102,7 @@ def _section(node: ast.ClassDef) -> str:
         f'    """{_indented(doc, "    ")}"""\n\n' if doc else "",
         *shown,
         f"\n    def __init__(\n        self,\n        *,\n{''.join(parameters)}    ) -> None: ...\n",
-        *(f"{_function(one, '    ')}" for one in public),
+        *(_function(one, "    ", "".join(parameters)) for one in public),
         *(_task_sections() if node.name == "TrainingConfig" else ()),
     ]
     return "".join(parts)

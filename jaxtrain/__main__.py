@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.metadata
+import os
 import sys
 
 from jaxtrain import commands
@@ -29,6 +30,8 @@ ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun
 def main(argv: list[str] | None = None) -> int:
     if argv is None:  # run as a process of its own
         PREEMPTION.listen(command=True)
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` has it: a config may name the user's modules there
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         lines = "".join(f"  {command:12} {about}\n" for command, about in COMMANDS.items())

@@ -9,6 +9,16 @@ import pydantic
 
 from jaxtrain.errors import UserError, shortened
 
+NO_SETTING = {  # names of other libraries without a setting here, with what there is
+    "device": "JAX takes the accelerator that it finds; JAX_PLATFORMS=cpu in the environment chooses another",
+    "accelerator": "JAX takes the accelerator that it finds; JAX_PLATFORMS=cpu in the environment chooses another",
+    "gpus": "JAX takes every device of the process; shard.devices=N limits them, torchrun adds processes",
+    "loss": "it goes to Trainer(model, data, None, config, loss=torch.nn.CrossEntropyLoss())",
+    "loss_fn": "it goes to Trainer(model, data, None, config, loss=torch.nn.CrossEntropyLoss())",
+    "criterion": "it goes to Trainer(model, data, None, config, loss=torch.nn.CrossEntropyLoss())",
+    "metrics": "they go to Trainer(..., metrics={'accuracy': function}); evaluation.metric selects the best",
+    "callbacks": "they go to Trainer(..., callbacks=[...])",
+}
 ELSEWHERE = {  # names that other libraries have for a setting, and that no spelling leads to
     "optimizer": "optim.name",
     "betas": "optim.beta1",
@@ -92,6 +102,8 @@ def _suggestion(kind: type[pydantic.BaseModel], where: list[str], other_names: M
         accepted = {other: key.removeprefix(f"{inside}.") for other, key in names.items()} | accepted
     else:
         accepted |= {other: other for other in names}
+    if name in NO_SETTING and not inside and name not in accepted:
+        return f"; {NO_SETTING[name]}"
     if (meant_key := ELSEWHERE.get(name)) in every and not inside:
         return f", did you mean `{meant_key}`?"
     near = difflib.get_close_matches(name, accepted, 1, cutoff=0.6)

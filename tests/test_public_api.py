@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import importlib.metadata
+import os
 import pathlib
 import re
 import subprocess
@@ -113,3 +114,12 @@ def test_the_version_is_that_of_the_project(capsys):
 def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
     assert main(["trian"]) == 2
     assert "evaluate" in capsys.readouterr().err
+
+
+def test_the_console_command_finds_modules_in_the_working_directory(tmp_path):
+    """`model: {target: parts.Net}` works with `jaxtrain run` as with `python -m jaxtrain.run`."""
+    (tmp_path / "parts.py").write_text("Net = 3\n")
+    script = "import sys; sys.argv = ['jaxtrain', '--version']; import jaxtrain.__main__ as m; m.main(); import parts"
+    command = [sys.executable, "-P", "-c", script]  # -P: without the working directory, as in an installed script
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ config = TrainingConfig(learning_rate=1e-2, num_epochs=3, batch_size=8, mixed_pr
 config = TrainingConfig(train={"epochs": 3}, optim={"lr": "auto", "schedule": {"name": "cosine", "warmup_steps": 3}})
 config = TrainingConfig(optim=OptimConfig(groups={"head": {"match": ["head.*"], "lr": 1e-3}, "body": GroupConfig()}))
 config = TrainingConfig(run={"dir": pathlib.Path("runs")}, precision={"policy": "bf16"}, lora={"match": ("q", "v")})
+plain: TrainingConfig = TrainingConfig.plain(learning_rate=1e-2, num_epochs=3, optim={"clip_norm": 1.0})
 rate: float = config.optim.lr
 epochs: int | None = config.train.epochs
 loaded: TrainingConfig = jaxtrain.load_config("configs/digits.yaml", "optim.lr=1e-3")
@@ -55,6 +56,7 @@ LightningCLI(LightningModule, seed_everything_default=3)
 MISSPELT = """
 TrainingConfig(lerning_rate=1e-2)
 TrainingConfig(num_epoch=3)
+TrainingConfig.plain(num_epoch=3)
 TrainingConfig(train={"epohcs": 3})
 TrainingConfig(optim={"schedule": {"nme": "cosine"}})
 TrainingConfig(optim={"schedule": {"name": "cosin"}})

@@ -47,6 +47,7 @@ from torch_bridge.random_state import undrawn
 from torch_bridge.record_constants import Constants
 from torch_bridge.refusals import Refusals  # noqa: F401
 from torch_bridge.replicas import Forwards, Replicas
+from torch_bridge.torch_step import not_a_loss
 
 
 def reason_of(error: UserError) -> str:
@@ -317,12 +318,7 @@ class LossRecord:
         if _with_parts(outputs):
             loss, parts = outputs
         if not hasattr(loss, "shape") or loss.size != 1:  # backward() accepts one number of any shape
-            shape = getattr(loss, "shape", None)
-            got = type(outputs).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
-            raise UserError(
-                f"{self.name} returned {got}, wanted a scalar tensor, or (scalar tensor, dict of values to log); "
-                "reduce the loss with .mean() or .sum()"
-            )
+            raise not_a_loss(self.name, loss if _with_parts(outputs) else outputs)
         return loss.reshape(()), dict(parts), left, changed
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
 from torch_bridge.module_tensors import to_array
@@ -175,12 +176,30 @@ def backward(
     parameters = _trained(optimizer)
     if between is not None:
         between()
-    loss, values = found if isinstance(found, (tuple, list)) else (found, {})
+    loss, values = found if isinstance(found, (tuple, list)) and len(found) == 2 else (found, {})
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(values, Mapping):
+        raise not_a_loss(
+            getattr(loss_fn, "__name__", type(loss_fn).__name__), loss if isinstance(values, Mapping) else found
+        )
     compiled = {id(p) for module in replicas.arguments for p in module.parameters()}
     others = [leaf for leaf in _leaves(loss) if id(leaf) not in compiled]
     loss.reshape(()).backward(inputs=[*parameters, *others])
     plain = lambda x: x.detach().float().numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
     return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
+
+
+def not_a_loss(name: str, found: Any) -> UserError:
+    """Return the error for a loss function that returns neither a scalar nor (scalar, dict of values)."""
+    shape = getattr(found, "shape", None)
+    got = type(found).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+    if isinstance(found, np.ndarray | np.generic):
+        got = "a NumPy value, which carries no gradient"
+    elif found is None:
+        got = "None"
+    reduced = "; reduce the loss with .mean() or .sum()" if shape else "; the step runs backward() itself"
+    return UserError(
+        f"{name} returned {got}, wanted a scalar tensor, or (scalar tensor, dict of values to log){reduced}"
+    )
 
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:

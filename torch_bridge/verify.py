@@ -95,6 +95,7 @@ def _verify_module(arguments: argparse.Namespace) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     torch.manual_seed(0)
+    source = "the weights it is made with"
     module = _call(arguments.module, "--module")
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"--module: {arguments.module} gives {type(module).__name__}, wanted a torch.nn.Module")
@@ -102,6 +103,7 @@ def _verify_module(arguments: argparse.Namespace) -> int:
         which = arguments.checkpoint or _best_or_last(pathlib.Path(arguments.run))
         weights = state_dict(run_dir.load_model(arguments.run, which)[2])
         _load_strictly(module, {key: to_torch(leaf) for key, leaf in weights.items()}, arguments.run)
+        source = f"the weights of {arguments.run} ({which})"
     loss = None if arguments.loss is None else find(arguments.loss, "--loss")
     loss = loss() if isinstance(loss, type) else loss
     stepped: Any = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-3)
@@ -114,6 +116,7 @@ def _verify_module(arguments: argparse.Namespace) -> int:
     certificate = trainer.verify(arguments.steps)
     arguments.found = certificate.as_dict()
     if not arguments.json:
+        print(f"{arguments.module} in JAX beside itself in torch, both with {source}")
         print(certificate)
     if arguments.output is not None:
         certificate.write(arguments.output)
@@ -162,7 +165,10 @@ def _verify_run(arguments: argparse.Namespace) -> int:
     loader.close()
     report = compare(task, config, model, twin, batches)
     if not arguments.json:
-        print(f"{config.task}, step {step}, {len(batches)} batches of {arguments.split}; relative L2 differences")
+        own_module = config.task is not None and config.task.startswith("torch_module")
+        twin_is = "the same module in torch" if own_module else "its torch twin"
+        print(f"{config.task} in JAX, step {step}, beside {twin_is} with {arguments.weights or 'that step exported'}")
+        print(f"{len(batches)} batches of {arguments.split}; relative L2 differences")
         print(report)
     arguments.found = {"run": str(folder), "checkpoint": step, "split": arguments.split, "batches": len(batches)}
     arguments.found |= {"agrees": report.first is None, "not compared": report.unmatched}

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from jaxtrain.errors import UserError
-
 
 class CompiledForward:
     """Forward pass of the module `name`; called like the module, it returns torch tensors without gradients.
@@ -24,8 +22,7 @@ class CompiledForward:
 
         weights = self.step.weights
         weights.refresh()
-        if weights.generation != self.generation:
-            raise UserError("the module has other parameters or submodules than at eval(): call step.eval() again")
+        self.generation = weights.generation  # the capture's guards see parameters and submodules that were replaced
         if self.step.ahead:
             self.step.write()
         return torch_step.in_evaluation(self.module, self._call, args, kwargs)

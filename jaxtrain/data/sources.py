@@ -104,6 +104,14 @@ def batch_shapes(source: Any) -> int:
     return source.batch_shapes if isinstance(source, BucketedSource) else 1
 
 
+def _is_columns(dataset: Any) -> bool:
+    """Return True for the likely slip (x, y) in place of a Dataset: arrays of as many rows, of different widths."""
+    if not isinstance(dataset, tuple | list) or not 1 < len(dataset) < 10:
+        return False
+    shapes = [tuple(getattr(value, "shape", ())) for value in dataset]
+    return all(shapes) and len({shape[0] for shape in shapes}) == 1 < len(set(shapes))
+
+
 def as_source(dataset: Any, name: str = "dataset"):
     """Return a source for a torch Dataset or DataLoader, a mapping of arrays, or any sequence of items.
 
@@ -119,6 +127,16 @@ def as_source(dataset: Any, name: str = "dataset"):
         source = ArraySource(dataset)
         source.given = dataset if isinstance(dataset, dict) else None
         return source
+    if _is_columns(dataset):
+        raise UserError(
+            f"{name} is a {type(dataset).__name__} of {len(dataset)} arrays of {len(dataset[0])} rows, wanted a "
+            "Dataset with a sample for each row: torch.utils.data.TensorDataset(x, y), or a dict of arrays by name"
+        )
+    if hasattr(dataset, "iloc"):  # a table of pandas: [i] is a column
+        raise UserError(
+            f"{name} is a {type(dataset).__name__}, whose [i] is a column, wanted a Dataset: "
+            "{name: table[name].to_numpy() for name in table} is one, by the names of its columns"
+        )
     if isinstance(dataset, (str, bytes)) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{name} is {type(dataset).__name__}, wanted a torch Dataset, a mapping of arrays, or anything with "

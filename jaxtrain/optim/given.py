@@ -234,6 +234,13 @@ def take(
         return None, None
     if optimizer is None:
         return None, _factors(scheduler, config)
+    if not hasattr(optimizer, "param_groups") and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        kind = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        named = f"; by name it is a setting: optim={{'name': {optimizer!r}}}" if isinstance(optimizer, str) else ""
+        raise UserError(
+            f"optimizer: {kind}, wanted a torch.optim optimizer, as torch.optim.AdamW(model.parameters(), lr=1e-3) "
+            f"(several: in a loop of your own, jaxtrain.compile) or an optax GradientTransformation{named}"
+        )
     unused = sorted(config.model_fields_set - FREE)
     if unused:
         raise UserError(
@@ -247,11 +254,6 @@ def take(
             raise UserError("optimizer: a torch optimizer holds a torch module's parameters; give an optax one here")
         _check_scheduler(scheduler, optimizer)
         return TorchGiven(optimizer, scheduler, interval, known, clip_norm), None
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise UserError(
-            f"optimizer: {type(optimizer).__name__}, wanted a torch.optim optimizer (several: in a loop of your own, "
-            "jaxtrain.compile) or an optax GradientTransformation"
-        )
     if scheduler is not None:
         raise UserError("scheduler: an optax optimizer holds its own schedule, as optax.adam(schedule); leave it out")
     return OptaxGiven(optimizer, clip_norm), None

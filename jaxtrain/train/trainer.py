@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from flax import nnx
 from jaxtrain.config import LoraConfig, TrainingConfig
 from jaxtrain.data.loader import Loader
 from jaxtrain.data.sources import as_source
+from jaxtrain.errors import UserError
 from jaxtrain.runtime.folder_lock import held_by_all
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.task import Task
@@ -154,7 +156,12 @@ class Trainer(SavedWeights):
             """Return an attribute of Program, such as `train_step`, `hyper`, `columns` or `schedule`."""
             if name.startswith("_") or "program" not in self.__dict__:
                 raise AttributeError(f"Trainer has no attribute {name!r}")
-            return getattr(self.program, name)
+            try:
+                return getattr(self.program, name)
+            except AttributeError as error:
+                if error.obj is not self.program:
+                    raise
+                raise AttributeError(f"Trainer has no attribute {name!r}", name=name, obj=self) from None
 
     def source(self, split: str) -> Any:
         """Return the dataset of a split; None if there is none."""
@@ -186,6 +193,11 @@ class Trainer(SavedWeights):
         ends the run there. A folder that holds another run (docs/checkpoints.md) is refused; if no folder was named, a
         new one is used: see `folder`.
         """
+        if not isinstance(resume, str | os.PathLike):
+            raise UserError(
+                f"train: resume is {type(resume).__name__}, wanted auto, never or a run folder; data, config and loss "
+                "go to Trainer(model, train_dataset, val_dataset, config, loss=...)"
+            )
         self._take_edits()
         if reads := self.callbacks.reads:
             reads.settings.begin(self.program)
@@ -279,6 +291,11 @@ class Trainer(SavedWeights):
         A torch module's own load hooks run on it first. Raises StateDictMismatch, which names `source`, if the weights
         do not fit.
         """
+        if not isinstance(state, Mapping):
+            raise UserError(
+                f"load_state_dict: {type(state).__name__}, wanted a state dict: torch.load(FILE) or "
+                "safetensors.torch.load_file(FILE) reads one"
+            )
         if not int(self.state.step):
             self._take_weights()
         keys = loading.load(self.program, state, strict, source)

@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
 def test_an_export_agrees_in_every_layer_loss_and_gradient(folder, capsys):
     assert verify.main(["--run", str(folder), "--batches", "2"]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("digits.classify in JAX, step 3, beside its torch twin with that step exported\n")
     assert "all agree: output 13, loss 1, gradient 21" in said
     for name in ("stem", "blocks.0.norm1", "blocks.0.attn", "blocks.0.fc2", "blocks.0", "head"):
         assert f"  {name}\n" in said

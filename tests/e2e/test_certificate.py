@@ -134,5 +134,7 @@ def test_a_scripts_run_is_compared_with_its_module_under_torch(tmp_path, capsys)
     assert "--module PKG:FUNCTION --data PKG:FUNCTION" in capsys.readouterr().err
     named = ["--module", f"{here}:Net", "--data", f"{here}.make_data", "--loss", "torch.nn:MSELoss", "--steps", "2"]
     assert verify.main(["--run", run, *named]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{here}:Net in JAX beside itself in torch, both with the weights of {run} (")
     assert verify.main(["--run", run, "--module", "torch.nn:Identity", *named[2:]]) == 2
     assert "the weights of" in capsys.readouterr().err

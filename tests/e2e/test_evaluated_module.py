@@ -210,3 +210,32 @@ def test_a_sequential_is_indexed_counted_and_iterated():
     net = Net()
     with pytest.raises(TypeError, match="has no len"):
         len(jaxtrain.compile(net, mse, torch.optim.SGD(net.parameters(), 0.05)).eval())
+
+
+def test_spectral_norm_is_evaluated_after_steps_that_replace_its_vectors():
+    """The power iteration assigns its buffers anew in each step; the evaluated module takes the newest."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 8)), nn.Tanh(), nn.Linear(8, 1))
+    step = jaxtrain.compile(module, mse, torch.optim.SGD(module.parameters(), 0.1))
+    evaluated, (x, y) = step.eval(), batch()
+    for _ in range(3):
+        step((x, y))
+        got = evaluated(x)
+        step.sync()
+        right = copy.deepcopy(module).eval()(x).detach()
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(step.eval()(x), right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_replaced_after_eval_counts_in_the_next_call():
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    step = jaxtrain.compile(module, mse, optimizer)
+    evaluated, (x, y) = step.eval(), batch()
+    step((x, y))
+    evaluated(x)
+    module[2] = nn.Linear(8, 1)
+    optimizer.param_groups[0]["params"] = list(module.parameters())
+    torch.testing.assert_close(evaluated(x), module(x).detach(), rtol=1e-5, atol=1e-6)
+    step((x, y))
+    torch.testing.assert_close(evaluated(x), module(x).detach(), rtol=1e-5, atol=1e-6)

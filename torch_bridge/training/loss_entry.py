@@ -17,6 +17,8 @@ from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.training.batch_plan import BatchView, Plan
 
+_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}  # what stands for numbers in a record
+
 
 class LossEntry(torch.nn.Module):
     """batch -> {"value": scalar, "parts": scalars to log} and, if the loss returns one, its "weight".
@@ -46,6 +48,8 @@ class LossEntry(torch.nn.Module):
         if self.criterion is None:
             return _parts_of(own_loss(self.plan.call(self.wrapped_module, batch)), sizes)
         output = self.plan.call(self.wrapped_module, batch, with_target=False)
+        if output is None:
+            raise NoLoss(f"{type(self.wrapped_module).__name__} returns None: its forward wants a return statement")
         return _parts_of(self._criterion(output, batch), sizes)
 
     def _criterion(self, output, batch):
@@ -67,11 +71,17 @@ def _parts_of(found: Any, sizes: Sequence[Any]) -> dict[str, Any]:
     value, *rest = found if isinstance(found, tuple) and found else (found,)
     logged = [item for item in rest if isinstance(item, Mapping)]
     weights = [item for item in rest if not isinstance(item, Mapping)]
+    wanted = "wanted a tensor, (tensor, weight) or (tensor, dict of values to log)"
     if not isinstance(value, torch.Tensor) or len(logged) > 1 or len(weights) > 1:
-        raise NoLoss(
-            f"the loss returned {type(found).__name__}, wanted a tensor, (tensor, weight) or (tensor, dict of values "
-            "to log)"
-        )
+        kind = _NUMBERS.get(type(found), type(found)).__name__
+        taken_out = ": item() and float() take the number out of what is differentiated" if kind == "float" else ""
+        raise NoLoss(f"the loss returned {kind}, {wanted}{taken_out}")
+    for weight in weights:
+        if not isinstance(weight, int | float | torch.Tensor | torch.SymInt | torch.SymFloat) or _axes(weight):
+            got = f"a tensor of {_axes(weight)} axes" if isinstance(weight, torch.Tensor) else type(weight).__name__
+            raise NoLoss(
+                f"the loss returned a tuple of a tensor and {got}, {wanted}; a weight is one number, a count of tokens"
+            )
     if value.numel() != 1 and not any(value.shape[0] == rows for rows in sizes):
         raise NoLoss(
             f"the loss returned a tensor of shape {tuple(value.shape)}, wanted a scalar, or one value per sample; "
@@ -81,6 +91,10 @@ def _parts_of(found: Any, sizes: Sequence[Any]) -> dict[str, Any]:
     parts = {str(name): scalar(item) for name, item in (logged[0] if logged else {}).items()}
     weight = {"weight": weights[0] * torch.ones(())} if weights else {}
     return {"value": value.mean() if value.dim() else value, "parts": parts, **weight}
+
+
+def _axes(value: Any) -> int:
+    return value.dim() if isinstance(value, torch.Tensor) else 0
 
 
 def takes_target(loss: Any) -> bool:
@@ -134,7 +148,7 @@ def _binds(loss: Callable) -> bool:
 
 
 def own_loss(output: Any) -> torch.Tensor:
-    """Return the loss among a model's outputs. Raises UserError if there is none."""
+    """Return the loss among a model's outputs. Raises NoLoss if there is none."""
     found = output
     if isinstance(output, dict):
         found = output.get("loss")
@@ -144,7 +158,7 @@ def own_loss(output: Any) -> torch.Tensor:
         scalars = [item for item in output if isinstance(item, torch.Tensor) and item.dim() == 0]
         found = scalars[0] if len(scalars) == 1 else output[0]
     if not isinstance(found, torch.Tensor) or found.dim():
-        raise UserError(
+        raise NoLoss(
             "the model returns no loss of its own (an output named `loss`, a scalar, or a tuple whose first or only "
             "scalar it is); give one: "
             "Trainer(..., loss=torch.nn.CrossEntropyLoss()), or loss.target in the YAML"

@@ -14,11 +14,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.config import LoraConfig
-from jaxtrain.errors import UserError
-from torch_bridge.datasets import to_numpy
+from jaxtrain.errors import UserError, one_line
+from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.double_values import tell_changed
 from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
+from torch_bridge.lowering.errors import ADVICE_FAULT, Obstacle, OperatorFailed, exception_line
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import value_at
@@ -234,9 +235,28 @@ class TorchTask:
         return self.trained.get(key, True)
 
     def loss(self, model: ConvertedModule, batch: Mapping[str, Any], rngs: Callable | None) -> dict[str, Any]:
-        """Return the loss as LossEntry does. rngs: None for evaluation mode."""
+        """Return the loss as LossEntry does. rngs: None for evaluation mode. Raises UserError with torch's own error if
+        JAX cannot compute an operator and torch cannot either: shapes that are seen only in the computation."""
         entries = {key: batch[key] for key in self.entries}
-        return self.loss_record.run(model, (entries,), rngs)
+        try:
+            return self.loss_record.run(model, (entries,), rngs)
+        except OperatorFailed as error:
+            raise self._fault_in_torch() or error from error.__cause__
+
+    def _fault_in_torch(self) -> UserError | None:
+        """Return the error that torch raises for a batch of zeros; None if it computes the loss."""
+        try:
+            zeros = jax.tree.map(lambda leaf: to_torch(np.zeros(leaf.shape, leaf.dtype)), self._shapes)
+            LossEntry(copy.deepcopy(self.module), self.criterion, self.plan)(zeros)
+        except Exception as error:  # whatever torch or the module raises
+            fault = UnsupportedModel(
+                type(self.module).__name__,
+                [Obstacle(f"{type(error).__name__}: {one_line(error)}", exception_line(error))],
+                ADVICE_FAULT,
+            )
+            fault.__cause__ = error
+            return _wrong_call(fault, self.plan.shown(self.module), self.criterion)
+        return None
 
     def outputs(self, model: ConvertedModule, batch: Mapping[str, Any]) -> Any:
         """Return evaluation outputs that have one row per sample, by name if there are several."""

@@ -69,6 +69,11 @@ class UserMetrics:
     def __init__(
         self, metrics: Mapping[str, Any] | None, compute_metrics: Callable | None, kind: str, target: str | None
     ):
+        if not isinstance(metrics, Mapping | None):
+            raise UserError(
+                f"metrics: {type(metrics).__name__}, wanted a dict of them by name, as {{'accuracy': lambda outputs, "
+                "target: outputs.argmax(1) == target}"
+            )
         self.metrics, self.compute_metrics, self.target = dict(metrics or {}), compute_metrics, target
         self.kinds = dict.fromkeys(self.metrics, kind)
         for name, metric in self.metrics.items():

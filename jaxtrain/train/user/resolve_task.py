@@ -69,7 +69,7 @@ def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingCo
     name = task or config.task
     if loss is not None:
         return Task(
-            build_model=lambda config, rngs: None,
+            build_model=_no_model,
             loss=lambda model, batch, config, rngs: as_loss(loss(model, batch, rngs), batch),
             pads_batches=False,
         )
@@ -78,6 +78,12 @@ def _resolved(task: Task | str | None, loss: Callable | None, config: TrainingCo
             "no task: set `task` in the config, pass task=..., or pass loss=(model, batch, rngs) -> a scalar"
         )
     return find_task(name)
+
+
+def _no_model(config: TrainingConfig, rngs: Any) -> Any:
+    raise UserError(
+        "model: None, and with loss=... a model is wanted, as torch.nn.Linear(3, 1); a task's own needs no loss"
+    )
 
 
 def task_of_module(module: Any, source: Any, config: TrainingConfig, loss: Callable | None, task: Any) -> Task:

@@ -72,8 +72,9 @@ def jaxtrain(
     except torch_api.CAPTURE_ERRORS:
         raise
     except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
-        log.warning("a graph runs in torch, as AOTAutograd refuses it: %s: %s", type(error).__name__, error)
-        return gm
+        why = str(error).strip().partition("\n")[0]
+        log.warning("a part of the model runs in torch, which cannot trace it: %s: %s", type(error).__name__, why)
+        return gm.forward  # gm(...) would print its generated code where torch raises
 
     def call(*arguments: Any) -> Any:
         results = run(*arguments)

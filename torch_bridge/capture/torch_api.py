@@ -234,8 +234,20 @@ def _shorten(record: logging.LogRecord) -> bool:
     if isinstance(error, Exception) and record.levelno == logging.WARNING and torch._dynamo.config.suppress_errors:
         why = str(cause_of(error)).strip().partition("\n")[0]
         record.msg, record.args = "code runs in torch, as Dynamo fails on it: %s: %s", (type(error).__name__, why)
+        if raised := _OF_TORCH.search(str(error)):  # a plain mistake, mostly: torch raises it itself
+            record.msg, record.args = "code runs in torch, which may raise: %s: %s", raised.group("kind", "text")
         record.exc_info = record.exc_text = None
+        text = record.getMessage()
+        if text in _told:
+            return False
+        _told.add(text)
     return True
+
+
+_told: set[str] = set()
+
+
+_OF_TORCH = re.compile(r"with fake tensors: .*?: got (?P<kind>\w+)\((?P<quote>['\"])(?P<text>.*?)(?P=quote)", re.DOTALL)
 
 
 def _weakly(method: Any) -> Callable:

@@ -169,9 +169,13 @@ def finish(trainer) -> int:
         launch.wait_for_all("end of the run")
         return 0
     path = trainer.exported
-    if path is None:  # checkpoint.export=false, or a warning has told why
+    if path is None:  # checkpoint.export=false, or a warning has told what failed
         launch.wait_for_all("end of the run")
-        return 0 if not trainer.config.checkpoint.export else commands.FAILED
+        if not trainer.config.checkpoint.export:
+            return 0
+        again = f"jaxtrain export --run {trainer.folder}"
+        print(f"error: the run is complete, but its best weights were not exported: {again}", file=sys.stderr)
+        return commands.FAILED
     print(f"exported {path}")
     if trainer.config.tracking.mlflow:
         from jaxtrain.train.tracking import mlflow

@@ -1,4 +1,4 @@
-"""What a library's own words for sharding mean for a compiled step: the strategy of `jaxtrain.compile(shard=...)`.
+"""Translate a library's own words for sharding into a strategy of `jaxtrain.compile(shard=...)`.
 
 One process drives all devices, so nothing of the library's own sharding is started.
 """

@@ -85,7 +85,7 @@ class HostCalls:
 
 
 class _Result:
-    """What a collected call will return. It can be logged or returned, and nothing else."""
+    """Placeholder for the result of a collected call, which can be logged or returned, and nothing else."""
 
     def __init__(self, number: int):
         self.number = number

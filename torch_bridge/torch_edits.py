@@ -182,22 +182,24 @@ class ModuleTables:
                 return []
             for name, value in held.items():
                 new = table[name]
-                if new is not value:
-                    if not (_is_buffer(value) and _is_buffer(new) and _form(value) == _form(new)):
-                        return []
-                    pairs.append((value, new))
+                if new is value:
+                    continue
+                both = isinstance(value, torch.Tensor) and isinstance(new, torch.Tensor)
+                if not both or not _is_buffer(value) or _form(value) != _form(new):
+                    return []
+                pairs.append((value, new))
         if any(self._empty):
             return []
         self._tables = [(table, dict(table)) for table, _ in self._tables]
         return pairs
 
 
-def _is_buffer(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.requires_grad
+def _is_buffer(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.Parameter)
 
 
 def _form(tensor: torch.Tensor) -> tuple:
-    return tensor.shape, tensor.dtype, tensor.device, isinstance(tensor, torch.nn.Parameter)
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, type(tensor)
 
 
 def structure_of(modules: Sequence[torch.nn.Module]) -> tuple:

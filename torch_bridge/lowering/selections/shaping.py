@@ -38,7 +38,7 @@ def compute_size(node: Any, args: tuple, lengths: Lengths) -> Any:
         return args[0][args[1]]
     size = value_of(node)
     if not isinstance(size, torch.SymInt):
-        return ON_ARRAYS.get(node.target, node.target)(*plain(args))
+        return (ON_ARRAYS.get(node.target) or node.target)(*plain(args))
     on_counts, on_sizes = _EXTREMES.get(node.target, (node.target, node.target))
     value, most = on_counts(*plain(args)), on_sizes(*plain(args, True))
     length = length_in(size_of(size)) if symbols_of(size) else None

@@ -256,15 +256,16 @@ class CapturedLoss:
 
 def _with_tensors(batch: Any) -> Any:
     """Return a batch with its arrays as tensors, and with plain tensors for losses that steps have returned."""
-    if any(isinstance(leaf, np.ndarray | LazyScalar) for leaf in pytree.tree_leaves(batch)):
+    if any(issubclass(type(leaf), np.ndarray | LazyScalar) for leaf in pytree.tree_leaves(batch)):
         return pytree.tree_map(_as_tensor, batch)
     return batch  # itself: the loss may write to it
 
 
 def _as_tensor(leaf: Any) -> Any:
-    if isinstance(leaf, LazyScalar):
+    kind = type(leaf)  # isinstance() would run an object's own __class__
+    if issubclass(kind, LazyScalar):
         return leaf.tensor()
-    return to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
+    return to_torch(leaf) if issubclass(kind, np.ndarray) else leaf
 
 
 def _unmarked(gm: torch.fx.GraphModule) -> tuple[int, frozenset[int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa.original.features import LinearProbe, extract_features
@@ -85,7 +85,7 @@ class LinearProbeEvaluator:
         device: str = "cuda",
     ):
         self.device, self.hierarchy_level = available(device), hierarchy_level
-        self.model = model.to(self.device)
+        self.model: Any = model.to(self.device)
         self.probe = LinearProbe(input_dim, num_classes, pooling, normalize).to(self.device)
 
     def extract_features(
@@ -154,7 +154,7 @@ class LinearProbeEvaluator:
 
     def k_fold_cross_validation(
         self,
-        dataset: Dataset,
+        dataset: Any,
         k_folds: int = 5,
         epochs: int = 100,
         batch_size: int = 256,
@@ -172,7 +172,7 @@ class LinearProbeEvaluator:
         for train, test in KFold(k_folds, shuffle=True, random_state=42).split(range(len(dataset))):
             old, width = self.probe, self.probe.classifier.in_features
             self.probe = LinearProbe(width, old.classifier.out_features, old.pooling, old.normalize).to(self.device)
-            options = {"batch_size": batch_size, "num_workers": num_workers}
+            options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
             train_loader = DataLoader(Subset(dataset, train.tolist()), shuffle=True, **options)
             self.train_probe(train_loader, epochs=epochs, lr=lr, verbose=False)
             scores.append(self._epoch(DataLoader(Subset(dataset, test.tolist()), **options)).accuracy)

@@ -1,6 +1,7 @@
 """The original's rotary position embedding of patches on a grid, as a torch module."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,9 +61,14 @@ class RoPEAttentionWrapper(nn.Module):
     use_flash_attention, use_mps_optimization: torch chooses the kernel.
     """
 
+    q_norm: Any
+    k_norm: Any
+    attn_drop: Any
+    proj_drop: Any
+
     def __init__(
         self,
-        attn_module: nn.Module,
+        attn_module: Any,
         rope_module: nn.Module,
         use_flash_attention: bool = False,
         use_mps_optimization: bool = True,

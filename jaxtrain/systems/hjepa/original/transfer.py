@@ -162,7 +162,7 @@ class FewShotEvaluator:
     Source: Snell et al. 2017 (prototypical networks), without training.
     """
 
-    def __init__(self, model: nn.Module, num_classes: int, hierarchy_level: int = 0, device: str = "cuda"):
+    def __init__(self, model: Any, num_classes: int, hierarchy_level: int = 0, device: str = "cuda"):
         self.model, self.num_classes, self.hierarchy_level = model, num_classes, hierarchy_level
         self.device = available(device)
 

@@ -108,7 +108,7 @@ def _is_columns(dataset: Any) -> bool:
     """Return True for the likely slip (x, y) in place of a Dataset: arrays of as many rows, of different widths."""
     if not isinstance(dataset, tuple | list) or not 1 < len(dataset) < 10:
         return False
-    shapes = [tuple(getattr(value, "shape", ())) for value in dataset]
+    shapes: list[tuple] = [tuple(getattr(value, "shape", ())) for value in dataset]
     return all(shapes) and len({shape[0] for shape in shapes}) == 1 < len(set(shapes))
 
 

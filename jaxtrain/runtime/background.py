@@ -88,7 +88,7 @@ def compile_later(function: Callable, arguments: tuple, portable: bool) -> Compi
     return compilation
 
 
-def _exported(function: Callable, arguments: tuple) -> bytearray | None:
+def _exported(function: Any, arguments: tuple) -> bytearray | None:
     try:
         return jax.export.export(function)(*arguments).serialize()
     except (ValueError, NotImplementedError) as error:  # a call of a library whose form may change, say

@@ -184,8 +184,9 @@ class ModuleTables:
                 new = table[name]
                 if new is value:
                     continue
-                both = isinstance(value, torch.Tensor) and isinstance(new, torch.Tensor)
-                if not both or not _is_buffer(value) or _form(value) != _form(new):
+                if not isinstance(value, torch.Tensor) or not isinstance(new, torch.Tensor):
+                    return []
+                if isinstance(value, torch.nn.Parameter) or _form(value) != _form(new):
                     return []
                 pairs.append((value, new))
         if any(self._empty):
@@ -194,12 +195,9 @@ class ModuleTables:
         return pairs
 
 
-def _is_buffer(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not isinstance(tensor, torch.nn.Parameter)
-
-
 def _form(tensor: torch.Tensor) -> tuple:
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, type(tensor)
+    kind = isinstance(tensor, torch.nn.Parameter), tensor.requires_grad
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, kind
 
 
 def structure_of(modules: Sequence[torch.nn.Module]) -> tuple:

@@ -97,7 +97,10 @@ class _Result:
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
-    __lt__ = __gt__ = __le__ = __ge__ = __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
+    __lt__ = __gt__ = __le__ = __ge__ = __eq__ = __ne__ = __bool__ = __float__ = __int__ = __len__ = __iter__ = (
+        __getitem__
+    ) = _refuse
+    __hash__ = object.__hash__
 
 
 def _known(item: Any, results: list[Any]) -> Any:

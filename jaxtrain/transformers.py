@@ -21,7 +21,7 @@ from jaxtrain.runtime import host_memory
 from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering.errors import CannotRecord, NotCaptured
-from torch_bridge.step_record import reason_of
+from torch_bridge.step_rules import reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, uses_batch_statistics, value_of
 

@@ -35,9 +35,8 @@ TORCH_PACKAGES = {
     "same_tensors",
     "torchvision_operators",
     "loose_parameters",
-    "step_record",
+    "step_rules",
     "random_state",
-    "record_constants",
     "torch_step",
     "training",
 }

@@ -13,7 +13,6 @@ import torch
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import in_host_memory, is_dense, kind_of
 from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, WideIntegers
-from torch_bridge.lowering.python.changing import ChangingNumber
 
 LARGE_BYTES = 1 << 18  # from this size a copy takes longer than dlpack's 20 us
 QUEUED = 2  # programs besides the newest: the device never waits for Python, and few batches are held
@@ -97,37 +96,11 @@ def to_input(tensor: torch.Tensor) -> jax.Array | np.ndarray:
     return narrowed(tensor.detach()).numpy()
 
 
-def check_input(leaf: Any) -> None:
-    """Raise StaysInTorch for a tensor of a user's own subclass, whose methods a program would not call. Raise
-    CannotRecord for one that is not dense or has attributes, an unhashable object, and one with a shape that is no
-    array: a lazy matrix. What a step has given, a loss or a tensor left in Python, is a plain tensor."""
-    if isinstance(leaf, torch.Tensor):
-        _check_tensor(leaf)
-        names = [name for name in vars(leaf) if not name.startswith("_dynamo_")]  # torch's compiler marks what it saw
-        if type(leaf) is torch.Tensor and names:
-            raise CannotRecord(f"it is given a tensor with an attribute of its own: {min(names)}")
-        return
-    array = isinstance(leaf, (np.ndarray, np.generic, jax.Array, ChangingNumber))
-    if not array and (not _is_hashable(leaf) or hasattr(leaf, "shape")):
-        name = type(leaf).__name__
-        raise CannotRecord(f"it is given a {name}, which is no tensor, number or container of these")
-
-
 def _check_tensor(tensor: torch.Tensor) -> None:
     if _is_own_class(type(tensor)):
         raise StaysInTorch(f"it is given a {type(tensor).__name__}, a tensor class with methods of its own")
     if not is_dense(tensor):
         raise CannotRecord(f"it is given a {kind_of(tensor)} tensor, and compiled programs take dense ones")
-
-
-def _is_hashable(leaf: Any) -> bool:
-    """Return True for a value that may be part of a key: its hash, and asking for its shape, raise nothing."""
-    try:
-        hash(leaf)
-        hasattr(leaf, "shape")
-    except Exception:
-        return False
-    return True
 
 
 @functools.cache

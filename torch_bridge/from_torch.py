@@ -23,15 +23,11 @@ from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
 from torch_bridge.lowering.errors import line_in
-from torch_bridge.lowering.host_numbers import on_host
 from torch_bridge.lowering.interpreter import Graph, graph_of
-from torch_bridge.lowering.python.changing import values_of
 from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
-from torch_bridge.lowering.recording.objects import put_together
-from torch_bridge.lowering.recording.shown_types import Asked, as_numbers
 from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
@@ -86,11 +82,10 @@ class Forward(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, reads: PythonInputs | None = None):
         super().__init__()
         self.wrapped_module, self.reads = module, reads
-        self.asked = Asked({})  # the Python numbers among the inputs, and what Python asks of them
 
     def forward(self, args: tuple, kwargs: dict):
-        with everywhere(self.reads), as_numbers(pytree.tree_leaves((args, kwargs)), self.asked):
-            outputs = with_fields(self.wrapped_module(*put_together(args), **put_together(kwargs)))
+        with everywhere(self.reads):
+            outputs = with_fields(self.wrapped_module(*args, **kwargs))
         return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
 
     def other_output(self, leaf: Any) -> None:
@@ -175,11 +170,10 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
-            vars(self.entry)["asked"] = asked = Asked(values_of(leaves))
             with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
                 recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
             self.left |= changed
-            return on_host(graph_of(recorded, PREFIX, self.parts), leaves, asked.conditions)
+            return graph_of(recorded, PREFIX, self.parts)
         finally:
             before.restore()  # attributes that a user's own train() has set besides the modes
             for name, inner in self.entry.named_modules():

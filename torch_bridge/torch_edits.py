@@ -87,60 +87,32 @@ def block_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 class CapturedTensors:
-    """Detect which tensors that a record holds as constants have changed.
-
-    Up to EXACT_BYTES of them, the smallest first, are compared with copies at every call. For the rest, in-place
-    operations are found by version, and writes through `.data` or numpy by checksums of pieces, in turn.
-    """
+    """Tensors that a record holds as constants, to detect when one has changed: by torch's version counters and, up to
+    `EXACT_BYTES` in all, by their values."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._versions: dict[str, int] = {}
         self._copies: dict[str, torch.Tensor] = {}
-        self._pieces: dict[tuple[str, int], int] = {}  # (name, number) -> checksum
-        self._looked: dict[tuple[str, int], int] = {}  # number of the call at whose start the piece was last checked
-        self._waiting: list[tuple[str, int]] = []
-        self._calls = self._size = 0
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Track these tensors too, with their present values, from the current call on."""
+        """Track these tensors too, with their present values."""
         new = {name: tensor for name, tensor in tensors.items() if name not in self.tensors}
+        size = sum(tensor.nbytes for tensor in self.tensors.values())
         for name, tensor in sorted(new.items(), key=lambda item: item[1].nbytes):
             self.tensors[name], self._versions[name] = tensor, tensor._version
-            self._size += tensor.nbytes
-            if self._size <= EXACT_BYTES:
+            size += tensor.nbytes
+            if size <= EXACT_BYTES:
                 self._copies[name] = _words(tensor).clone()
-            else:
-                pieces = {(name, n): checksum(piece) for n, piece in enumerate(_split(tensor))}
-                self._pieces |= pieces
-                self._looked |= dict.fromkeys(pieces, self._calls)
 
     def changed(self) -> list[str]:
-        """Start a call; return the tensors known to have changed since the previous call started."""
-        self._calls += 1
+        """Return the tensors that have changed since they were added."""
         return [
             name
             for name, tensor in self.tensors.items()
             if tensor._version != self._versions[name]
             or (name in self._copies and not torch.equal(_words(tensor), self._copies[name]))
         ]
-
-    def changed_unseen(self, ended: bool = False) -> tuple[int, int] | None:
-        """Check one piece of the large tensors. If it has changed, return the first and last call, counted from 1, that
-        may have used its old values; the last is before the first if no call has. Return None if it is unchanged.
-
-        ended: all calls have been made; check all pieces.
-        """
-        if not self._waiting or ended:
-            self._waiting = list(self._pieces)
-        looked_at = self._waiting if ended else self._waiting[:1]
-        self._waiting = self._waiting[len(looked_at) :]
-        for piece in looked_at:
-            name, number = piece
-            if checksum(_split(self.tensors[name])[number]) != self._pieces[piece]:
-                return self._looked[piece] + 1, self._calls if ended else self._calls - 1
-            self._looked[piece] = self._calls
-        return None
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

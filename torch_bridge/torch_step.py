@@ -1,7 +1,7 @@
 """Training steps that torch itself runs, with the interface of a compiled step."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
-from torch_bridge.module_tensors import to_array
-from torch_bridge.replicas import Replicas
 
 
 def are_torchs(module: Any, optimizer: Any) -> bool:
@@ -136,22 +134,15 @@ def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str
     return {n: x.grad.numpy(force=True) for n, x in tensors.items() if id(x) in held and x.grad is not None}
 
 
-def loss_of(
-    replicas: Replicas,
-    loss_fn: Callable,
-    batch: Any,
-    optimizer: Any,
-    lowered: bool,
-    before: Callable[[str, bool], None] | None = None,
-) -> Any:
+def loss_of(arguments: Sequence[Any], loss_fn: Callable, batch: Any, optimizer: Any, lowered: bool) -> Any:
     """Call the loss function. Takes the arguments of `backward`."""
     is_array = lambda leaf: issubclass(type(leaf), np.ndarray)  # isinstance() would run an object's own __class__
     if any(map(is_array, pytree.tree_leaves(batch))):  # else itself: the loss may write to it
         batch = pytree.tree_map(lambda leaf: to_torch(leaf) if is_array(leaf) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
-    with torch.autocast(device, torch.bfloat16, enabled=lowered), replicas.local(before), from_numpy_takes_tensors():
-        return loss_fn(*replicas.arguments, batch)
+    with torch.autocast(device, torch.bfloat16, enabled=lowered), from_numpy_takes_tensors():
+        return loss_fn(*arguments, batch)
 
 
 def _trained(optimizer: Any) -> list[torch.nn.Parameter]:
@@ -159,31 +150,26 @@ def _trained(optimizer: Any) -> list[torch.nn.Parameter]:
 
 
 def backward(
-    replicas: Replicas,
-    loss_fn: Callable,
-    batch: Any,
-    optimizer: Any,
-    lowered: bool,
-    before: Callable[[str, bool], None] | None = None,
-    between: Callable[[], None] | None = None,
+    arguments: Sequence[Any], loss_fn: Callable, batch: Any, optimizer: Any, lowered: bool
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Add the loss's gradients to the optimizer's parameters and to tensors outside the compiled modules.
 
-    Returns the loss and the values to log. batch: with tensors or arrays. lowered: the forward pass runs under
-    torch.autocast in bfloat16. before: see `Replicas.local`. between: called between the forward and the backward pass.
+    Returns the loss and the values to log. arguments: the modules. batch: with tensors or arrays. lowered: the forward
+    pass runs under torch.autocast in bfloat16.
     """
-    found = loss_of(replicas, loss_fn, batch, optimizer, lowered, before)
-    parameters = _trained(optimizer)
-    if between is not None:
-        between()
+    found = loss_of(arguments, loss_fn, batch, optimizer, lowered)
     loss, values = found if isinstance(found, (tuple, list)) and len(found) == 2 else (found, {})
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(values, Mapping):
         raise not_a_loss(
             getattr(loss_fn, "__name__", type(loss_fn).__name__), loss if isinstance(values, Mapping) else found
         )
-    compiled = {id(p) for module in replicas.arguments for p in module.parameters()}
-    others = [leaf for leaf in _leaves(loss) if id(leaf) not in compiled]
-    loss.reshape(()).backward(inputs=[*parameters, *others])
+    updated = set(map(id, _trained(optimizer)))
+    others = {p: p.grad for module in arguments for p in module.parameters() if id(p) not in updated}
+    for parameter in others:  # of modules that another update trains, say
+        parameter.grad = None
+    loss.reshape(()).backward()
+    for parameter, grad in others.items():
+        parameter.grad = grad
     plain = lambda x: x.detach().float().numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
     return plain(loss).reshape(()), {name: plain(value) for name, value in values.items()}
 
@@ -200,19 +186,6 @@ def not_a_loss(name: str, found: Any) -> UserError:
     return UserError(
         f"{name} returned {got}, wanted a scalar tensor, or (scalar tensor, dict of values to log){reduced}"
     )
-
-
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the leaf tensors whose gradients a backward pass would fill."""
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting += [following for following, _ in node.next_functions]
 
 
 def wants_closure(optimizer: Any) -> bool:
@@ -247,11 +220,3 @@ def update(
         optimizer.step(evaluate)
     optimizer.zero_grad()
     return norm
-
-
-def receive(replicas: Replicas, name: str, buffers: Sequence[torch.Tensor]) -> None:
-    """Overwrite these buffers with their values in the first process of the module's group."""
-    values = replicas.broadcast(name, [to_array(buffer) for buffer in buffers])
-    with torch.no_grad():
-        for buffer, value in zip(buffers, values or (), strict=values is not None):
-            buffer.copy_(to_torch(value))

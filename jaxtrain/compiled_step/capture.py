@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.compiled_step.finite import OnlyFinite
-from jaxtrain.compiled_step.step_program import update
+from jaxtrain.compiled_step.update import update
 from jaxtrain.runtime import jax_settings
 from jaxtrain.runtime.prng import Rngs
 
@@ -25,7 +25,7 @@ def why_not(step: Any) -> str:
     major, minor = map(int, weights.bridge.torch.__version__.split(".")[:2])
     if (major, minor) < FIRST_TORCH:
         return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"
-    if weights.replicas.wrappers:
+    if weights.replicated:
         return "DistributedDataParallel exchanges buffers and gradients between processes"
     if any(not tensor.is_cpu for tensor in weights.tensors.values()):
         return "the module lies on a GPU of torch's"
@@ -64,7 +64,7 @@ class Capture:
     def loss(self) -> Any:
         from torch_bridge.capture.loss import CapturedLoss  # takes seconds: it imports torch's compiler
 
-        arguments = self.step.weights.replicas.arguments
+        arguments = self.step.weights.arguments
         bf16 = self.step.precision.compute == jnp.bfloat16
         return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program, bf16)
 
@@ -105,16 +105,13 @@ class Capture:
         programs = {id(graph.program): graph.program for graph in self.graphs}  # graphs that compute alike share one
         return [compiled for program in programs.values() for compiled in program.compiled.values()]
 
-    def explain(self) -> str:
-        """Return which graphs of the loss were captured, and why each after the first; or why none was, with the user's
-        line."""
-        lines, name = [], self.loss.name
+    def explain(self) -> list[str]:
+        """Return a line for each graph of the loss that was captured, and why each after the first."""
+        lines = []
         for graph in self.graphs:
             why = f": {graph.why}" if graph.why else ""
             lines.append(f"{graph.title}: {graph.count} operators, {len(graph.guards)} guards{why}")
-        if self.refused is not None:
-            lines.append(f"{name}: not captured: {self.refused}")
-        return "\n".join(lines) or f"{name}: nothing is captured before the first call"
+        return lines
 
     def _differentiable(self, inputs: Sequence[Any]) -> list[int]:
         """Return the positions of the step's trained parameters, and of other leaves that torch gives a gradient."""

@@ -24,5 +24,5 @@ class CompiledForward:
         weights.refresh()
         self.generation = weights.generation  # the capture's guards see parameters and submodules that were replaced
         if self.step.ahead:
-            self.step.write()
+            self.step.sync()
         return torch_step.in_evaluation(self.module, self._call, args, kwargs)

@@ -1,6 +1,5 @@
 """A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -59,12 +58,7 @@ class StepOrTorch:
             try:
                 if self._clipping_is_replaced():
                     raise UserError("torch.nn.utils.clip_grad_norm_ was replaced, which a compiled step would not call")
-                with contextlib.suppress(self.compiled.weights.bridge.NotCaptured):
-                    return self.compiled.captured(batch, update)
-                call = self.compiled.prepare(batch, update)
-                if self.compiled.changes:
-                    raise UserError(self.compiled.changes)
-                return call()
+                return self.compiled.captured(batch, update)
             except LateEdit:
                 raise  # earlier steps used wrong values: falling back does not repair them
             except UserError as error:
@@ -105,6 +99,6 @@ class StepOrTorch:
             if self.compiled.grads:
                 raise error
             if self.compiled.ahead:
-                self.compiled.write()
+                self.compiled.sync()
         self.say(f"training runs in torch, not compiled: {error}")
         self.compiled = self._forward = None

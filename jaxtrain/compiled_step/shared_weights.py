@@ -39,11 +39,11 @@ class SharedWeights:
         updates: Iterable[tuple[Callable, Sequence[Any]]] = (),
     ):
         """updates: each loss function and its optimizers, which may hold parameters that no module has."""
-        from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_record, torch_edits
+        from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_rules, torch_edits
         from torch_bridge.loose_parameters import given, loose_parameters
         from torch_bridge.lowering.recording import ready
 
-        self.bridge, self.exchange, self.edits = step_record, module_tensors, torch_edits
+        self.bridge, self.exchange, self.edits = step_rules, module_tensors, torch_edits
         self.lazy = lazy_scalar
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         for module in self.modules.values():
@@ -52,16 +52,16 @@ class SharedWeights:
         self.loose = loose_parameters(self.modules, updates)
         if self.loose is not None:
             self.modules[max((*self.modules, "loose"), key=len) + "_"] = self.loose  # no other name is that long
-        self.replicas = replicas.Replicas({**self.modules, **modules})
-        if layout.splits and self.replicas.wrappers:
+        self.arguments = replicas.arguments_of(modules)
+        self.replicated = replicas.are_replicas(self.arguments)
+        if layout.splits and self.replicated:
             raise UserError(
                 f"shard: {layout.strategy} splits what DistributedDataParallel keeps whole in each process: hand over "
                 "the module itself, in one process with all devices"
             )
         self.layout = layout
-        self.key = key_of(step_record.seed_of(seed))
+        self.key = key_of(step_rules.seed_of(seed))
         self.generation = 0
-        self._told: set[str] = set()  # buffers that `tell_rounded` has seen
         self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self._look()
@@ -143,26 +143,6 @@ class SharedWeights:
             self.counters.add(name)
             self.arrays |= self.placed({name: self.exchange.as_wide(self.arrays[name])})
 
-    def tell_rounded(self, changed: Iterable[str]) -> None:
-        """Warn once of float64 buffers among those that a graph writes."""
-        new = {self.first_name(name) for name in changed} - self._told
-        self._told |= new
-        self.exchange.tell_changed(
-            ", ".join(type(module).__name__ for module in self.given.values()), self.tensors, new
-        )
-
-    def reached(self, graph: Any, loss: str) -> set[str]:
-        """Return the names of the tensors that the gradient of the loss reaches; values that are only logged don't
-        count. Raises UserError if no parameter that requires a gradient is among them, and under torch.no_grad()."""
-        self.bridge.check_gradients_on(loss)
-        names = {self.first_name(name) for name in graph.differentiable([0]) & graph.state}
-        if graph.gives_tensor and not any(self.tensors[name].requires_grad for name in names):
-            raise UserError(
-                f"{loss}: no parameter that requires a gradient reaches the loss (detach(), item(), no_grad() or "
-                "requires_grad_(False)), so there is nothing to train; torch's backward() refuses it too"
-            )
-        return names
-
     def refresh(self) -> None:
         """Read tensors that torch has changed since. Raises UserError if that would discard trained values."""
         if self.tables.changed() and not self._adopt(self.tables.assigned()):
@@ -227,17 +207,6 @@ class SharedWeights:
     def first_name(self, name: str) -> str:
         """Return the name under which a tied tensor is stored."""
         return self.aliases.get(name, name)
-
-    def state(self, arrays: Arrays) -> Arrays:
-        """Return the arrays, tied ones under each of their names."""
-        return arrays | {alias: arrays[name] for alias, name in self.aliases.items()}
-
-    def as_tensors(self, arrays: Iterable[Any]) -> list[Any]:
-        """Return a step's results as tensors on the modules' device; those on the CPU wait for the step when read."""
-        device = self.exchange.device_of(next(iter(self.modules.values())))
-        if device.type == "cpu":
-            return list(map(self.lazy.LazyScalar, arrays))
-        return self.exchange.to_tensors(list(arrays), device)
 
     def place(self, leaf: Any) -> Any:
         """Return a batch's array in JAX's dtype widths, split by rows over the devices if they divide it, else whole on

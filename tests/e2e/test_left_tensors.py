@@ -107,7 +107,6 @@ def anew(net, number):
 # build, loss, what is read after a step, what the loop does before one
 COMPILED = {
     "an attribute that the loss adds": (lambda: Net(_aux), balanced, aux, None),
-    "dtypes and containers": (lambda: Net(_kinds), square, aux, None),
     "a list that the loop empties": (lambda: Net(_append, []), square, held, empty),
     "a list that the forward refills": (lambda: Net(_refill, []), square, held, anew),
     "an item of a dict": (lambda: Net(_item, {}), square, lambda net: net.held, anew),
@@ -118,6 +117,7 @@ COMPILED = {
     "pruned weights": (Pruned, square, lambda net: net.inner.weight, None),
 }  # fmt: skip
 IN_TORCH = {
+    "dtypes and containers": (lambda: Net(_kinds), square, aux, None),
     "a state that the next call reads": (Recurrent, square, aux, None),
     "a list that grows": (lambda: Net(_append, []), square, held, None),
 }

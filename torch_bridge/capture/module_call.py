@@ -6,6 +6,7 @@ torch's. TorchDynamo captures the module in as many graphs as it has to, and the
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,10 +21,27 @@ from torch_bridge.capture.unguarded import Unguarded
 from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.structure import is_cache
 from torch_bridge.modes import watching
-from torch_bridge.step_record import RECORDING, Inside
 
 log = logging.getLogger(__name__)
-_INSIDE = Inside()  # a module that runs, compiled or in torch, decides for its parts
+
+
+class _Inside(threading.local):
+    """Context whose `active` is True while this thread runs code inside it."""
+
+    depth = 0
+
+    @property
+    def active(self) -> bool:
+        return self.depth > 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+_INSIDE = _Inside()  # a module that runs, compiled or in torch, decides for its parts
 
 
 class ModuleCall:
@@ -46,7 +64,7 @@ class ModuleCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises what the module raises in torch."""
-        if torch.compiler.is_compiling() or _INSIDE.active or RECORDING.active or _watched() or torch_api.is_off():
+        if torch.compiler.is_compiling() or _INSIDE.active or _watched() or torch_api.is_off():
             return self._module._call_impl(*args, **kwargs)
         if why := _stays(pytree.tree_leaves((args, kwargs))):
             return self._in_torch(why, args, kwargs)

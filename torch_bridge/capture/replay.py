@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torch_bridge.capture import torch_api
 from torch_bridge.capture.attention import AsOne
+from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import CannotRecord, StaysInTorch, source_place
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -35,7 +36,7 @@ class Replay(torch.fx.Interpreter):
 
     def __init__(self, gm: torch.fx.GraphModule, mode: AsOne | None = None, warns: bool = False):
         super().__init__(gm)
-        self._mode, self._warns = mode, warns
+        self._mode, self._warns, self._masks = mode, warns, EqualMasks()
 
     def run_node(self, node: torch.fx.Node) -> Any:
         if self._mode is not None:
@@ -44,10 +45,18 @@ class Replay(torch.fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is not _CHECKPOINT or _has_rules(kwargs) or torch.is_inference_mode_enabled():
-            return super().call_function(target, args, kwargs)
+            return self._with_known_masks(super().call_function, target, args, kwargs)
         body, *inputs = args
         outputs = _Twice.apply(_Part(body, inputs), *inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._with_known_masks(super().call_method, target, args, kwargs)
+
+    def _with_known_masks(self, call: Callable, target: Any, args: Any, kwargs: Any) -> Any:
+        result = call(target, self._masks.joined(target, args), kwargs)
+        self._masks.note(target, args, kwargs, result)
+        return result
 
 
 _SILENT = {"__name__": torch_api.SILENT, "__builtins__": builtins}  # its warnings are ignored

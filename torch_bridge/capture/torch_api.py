@@ -107,6 +107,47 @@ def outside_capture() -> Iterator[None]:
         yield
 
 
+class _QuietLoggers(set):
+    """Methods of loggers that captured code may leave out: those of a level that the logger drops, and those that show
+    a text once in a process (`warning_once` in transformers), which is shown while the code is captured.
+
+    As the setting `ignore_logging_functions`, which Dynamo asks with `in`.
+    """
+
+    def __contains__(self, method: Any) -> bool:
+        logger, function = getattr(method, "__self__", None), getattr(method, "__func__", None)
+        if not isinstance(logger, logging.Logger):
+            return False
+        if isinstance(function, functools._lru_cache_wrapper):
+            return _shown_once(method, sys._getframe(1).f_locals)
+        level = logging.getLevelName(method.__name__.upper())
+        if not isinstance(level, int) or logger.isEnabledFor(level):
+            return False
+        _silent_levels.append((logger, level))
+        return True
+
+
+def _shown_once(method: Callable, of_dynamo: dict[str, Any]) -> bool:
+    """Call a logger's method with the arguments that Dynamo has for it; return False if they are no constants."""
+    try:
+        args = [value.as_python_constant() for value in of_dynamo["args"]]
+        kwargs = {name: value.as_python_constant() for name, value in of_dynamo["kwargs"].items()}
+    except (KeyError, NotImplementedError):
+        return False
+    method(*args, **kwargs)
+    return True
+
+
+_silent_levels: list[tuple[logging.Logger, int]] = []
+
+
+def silent_levels() -> list[tuple[logging.Logger, int]]:
+    """Return the loggers, with their levels, whose calls have been left out since the last call of this function."""
+    levels = list(dict.fromkeys(_silent_levels))
+    _silent_levels.clear()
+    return levels
+
+
 # What is asked of Dynamo wherever it captures. The four that are off leave out guards: hooks that are added later,
 # parameters that become one object, tensors in a dict that looks the same, and exchanged __dunder__ methods would go
 # unseen. An assert on a tensor's value would become an operator that nothing evaluates; numpy's draws would be torch's.
@@ -118,7 +159,7 @@ _GUARDED = {
     "rewrite_assert_with_torch_assert": False,
     "use_numpy_random_stream": True,
     "reorderable_logging_functions": set(),
-    "ignore_logging_functions": set(),
+    "ignore_logging_functions": _QuietLoggers(),
     "automatic_dynamic_local_pgo": False,  # nothing of an earlier process
     "allow_unspec_int_on_nn_module": True,
     "allow_rnn": True,

@@ -18,7 +18,6 @@ from jaxtrain.nn.remat import recompute, recomputing
 from torch_bridge.datasets import is_dense, kind_of, to_numpy
 from torch_bridge.lowering import constant_tensors, selections, wide_integers
 from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
-from torch_bridge.lowering.host_numbers import HostNumbers
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
@@ -40,8 +39,7 @@ class Graph:
     """One exported graph. Shapes may vary within what `sizes` admits.
 
     state: names of the parameters and buffers that it reads. constants: tensors outside every state dict, by
-    placeholder. checks: source lines of value checks that torch makes and this graph does not. host: gives its inputs
-    for those of the record, some of which may be Python numbers.
+    placeholder. checks: source lines of value checks that torch makes and this graph does not.
     """
 
     module: torch.fx.GraphModule
@@ -53,11 +51,10 @@ class Graph:
     spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
     checks: tuple[str, ...] = ()
-    host: HostNumbers = HostNumbers()
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
         """Return why the graph does not hold for these inputs of the record; None if it does."""
-        return self.host.refusal(inputs) or self.sizes.refusal(self.host.given(inputs))
+        return self.sizes.refusal(inputs)
 
     @functools.cached_property
     def may_raise(self) -> str:
@@ -83,11 +80,6 @@ class Graph:
 
     tables = property(lambda self: constant_tensors.tables(self.constants))
 
-    def unread_inputs(self) -> set[int]:
-        """Return the positions of the inputs that no node uses."""
-        used = {node.name for node in self.module.graph.nodes if node.op == "placeholder" and node.users}
-        return {place for place, name in enumerate(self.inputs) if name not in used}
-
     @functools.cached_property
     def _index_checks(self) -> IndexChecks:
         return IndexChecks(self.module, self.inputs, constant_tensors.on_host(self.constants))
@@ -107,12 +99,6 @@ class Graph:
     def lost_inside(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
         """Do as `lost_digits` for float64 that the graph makes of weights. state: tensors or arrays by name."""
         return self._precision_checks.loss_inside(lambda: self._arguments(state, leaves))
-
-    def unfit(self, leaves: Sequence[Any], state: Mapping[str, Any]) -> str:
-        """Return why these inputs, the first of their shapes, cannot be computed as in torch; "" if they can."""
-        if any(kind == OutputKind.USER_INPUT_MUTATION for kind, _ in self.outputs):
-            return "it writes to a tensor that it is given, in place"
-        return self.lost_digits(leaves) or self.lost_inside(leaves, state)
 
     def _arguments(self, state: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
         """Return the placeholders' values, in order."""
@@ -135,11 +121,6 @@ class Graph:
         reached = leading_to(node for node in chosen if isinstance(node, torch.fx.Node))
         names = {node.name for node in reached if node.op == "placeholder"}
         return {name or placeholder for placeholder, name in self.placeholders if placeholder in names}
-
-    @property
-    def gives_tensor(self) -> bool:
-        """Return True if the first leaf of the output is a tensor, rather than a constant or None."""
-        return bool(self.output_leaves) and isinstance(self.output_leaves[0], torch.fx.Node)
 
     @property
     def output_leaves(self) -> list[Any]:

@@ -1,14 +1,36 @@
 """Containers of tensors without torch's classes, so that the output of a converted module can pass through jax.jit."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering.recording.objects import Fields
+
+
+class Fields(dict):
+    """A dataclass's fields, by name: an `Outputs` in JAX. owner: its class."""
+
+    def __init__(self, owner: type, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.owner = owner
+
+
+def _from_values(values: Iterable[Any], context: tuple) -> Fields:
+    return Fields(context[0], dict(zip(context[1], values, strict=True)))
+
+
+pytree.register_pytree_node(
+    Fields,
+    lambda fields: (list(fields.values()), (fields.owner, tuple(fields))),
+    _from_values,
+    flatten_with_keys_fn=lambda fields: (
+        [(pytree.MappingKey(name), value) for name, value in fields.items()],
+        (fields.owner, tuple(fields)),
+    ),
+)
 
 
 class Outputs(dict):
@@ -55,15 +77,6 @@ class _NoCache(UserError, AttributeError):
     """UserError that makes `hasattr` return False."""
 
 
-@dataclasses.dataclass
-class WithLeft:
-    """A call's outputs and the tensors that it leaves in Python. places: of the tensors, as numbers."""
-
-    outputs: Any
-    tensors: list
-    places: tuple[int, ...]
-
-
 def is_cache(value: Any) -> bool:
     """Return True for one of transformers' caches, without importing transformers."""
     return any(f"{kind.__module__}.{kind.__name__}" == "transformers.cache_utils.Cache" for kind in type(value).__mro__)
@@ -88,11 +101,6 @@ def with_fields(outputs: Any) -> Any:
     return pytree.tree_map(one, outputs, is_leaf=_is_record)
 
 
-pytree.register_pytree_node(
-    WithLeft,
-    lambda both: ([both.outputs, both.tensors], both.places),
-    lambda parts, places: WithLeft(*cast(list, parts), places=cast(tuple, places)),
-)
 pytree.register_pytree_node(Cache, lambda cache: ([], vars(cache)["_kind"]), lambda _, kind: Cache(kind))
 
 
@@ -113,8 +121,6 @@ class Structure:
         if spec.is_leaf():
             return cls("leaf")
         children = tuple(cls.of(spec.child(index)) for index in range(spec.num_children))
-        if spec.type is WithLeft:
-            return cls("tuple", (), children)
         if spec.type in (list, tuple):
             return cls(spec.type.__name__, (), children)
         if spec.type.__name__ == "namedtuple" or hasattr(spec.context, "_fields"):

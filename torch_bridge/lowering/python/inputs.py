@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -79,15 +78,6 @@ class PythonInputs:
         except (KeyError, IndexError, ValueError):  # a place no longer exists
             return [value_at(place) for place in self.places]
 
-    def attributes(self) -> list[tuple[str, dict]]:
-        """Return the attributes of objects that the code reaches, by the objects' names."""
-        return self._walk.attributes
-
-    def containers(self) -> list[Place]:
-        """Return the places of the lists and dicts that the code reaches, except those inside other ones."""
-        inside = {id(container) for _, container in self._walk.containers}
-        return [place for place, value in self._linked if id(value) in inside and id(place.container) not in inside]
-
     def named(self) -> dict[str, Any]:
         """Return the current values by their places' names."""
         return {place.name: value for place, value in zip(self.places, self.values(), strict=True)}
@@ -99,41 +89,6 @@ class PythonInputs:
         moved += [named.name for named in self._named if len(named.held) != named.count and named.changed()]
         moved += ["an attribute of a tensor"] if _count(self._of_tensors) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
-
-    def new_functions(self) -> bool:
-        """Return True if a function has been exchanged for another since the last look."""
-        pairs = ((value_at(place), value) for place, value in self._linked)
-        return any(isinstance(now, FunctionType) and now is not before for now, before in pairs)
-
-    def follow(self, old: Any, new: Any) -> None:
-        """Take a container of tensors that a call has left in place of `old`, of the same structure, as known."""
-        if not any(value is old for _, value in self._linked):
-            return
-        put = dict(_pairs(old, new))
-        of = lambda value: put.get(id(value), value)
-        at = lambda place: place._replace(container=of(place.container))
-        walk = self._walk
-        walk.containers = [(name, of(container)) for name, container in walk.containers]
-        walk.held = self.held = [at(place) for place in self.held]
-        self._linked = [(at(place), of(value)) for place, value in self._linked]
-        self._forms = [
-            (name, of(container), _form(of(container)) if id(container) in put else form)
-            for name, container, form in self._forms
-        ]
-
-    def objects(self) -> list[Any]:
-        """Return the objects that the last look found in places and long lists."""
-        items = [form for _, _, form in self._forms if type(form) is list]
-        return [*(value for _, value in self._linked), *(value_at(place) for place in self.held), *items]
-
-    def signature(self) -> tuple:
-        """Return a hashable key of the places found and the objects in them, valid while `objects` live."""
-        kind = lambda value: type(value) if isinstance(value, CONTAINERS) else id(value)
-        places = tuple(place.name for place in self.places)
-        items = tuple(tuple(map(id, form)) if type(form) is list else form for _, _, form in self._forms
-                      if not isinstance(form, tuple))  # fmt: skip
-        links = tuple((place.name, kind(value)) for place, value in self._linked)
-        return places, links, tuple((place.name, id(value_at(place))) for place in self.held), items
 
     def keyed(self) -> list[dict | set]:
         """Return the dicts and sets that the code reaches."""
@@ -151,18 +106,6 @@ class PythonInputs:
     def exchanged(self) -> list[tuple[Any, Any]]:
         """Return the modules' parameters and buffers as they were before the record, and what is in their places."""
         return [(before, value_at(place)) for place, before in self._registered]
-
-    @contextlib.contextmanager
-    def replaced(self, numbers: Sequence[int], values: Sequence[Any]) -> Iterator[None]:
-        """While active, the places with these numbers hold these values."""
-        before = [value_at(self.places[number]) for number in numbers]
-        try:
-            for number, value in zip(numbers, values, strict=True):
-                self.places[number].container[self.places[number].key] = value
-            yield
-        finally:
-            for number, value in zip(numbers, before, strict=True):
-                self.places[number].container[self.places[number].key] = value
 
     @contextlib.contextmanager
     def effects(self) -> Iterator[Changes]:
@@ -199,15 +142,6 @@ def _named_apart(places: list[Place]) -> list[Place]:
         again = seen[place.name]
         apart.append(place if again == 1 else place._replace(name=f"{place.name} ({again})"))
     return apart
-
-
-def _pairs(old: Any, new: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the id of each list, tuple and dict in `old`, with what stands in its place in `new`."""
-    yield id(old), new
-    keys = old if isinstance(old, dict) else range(len(old))
-    for key in keys:
-        if isinstance(old[key], (list, tuple, dict)):
-            yield from _pairs(old[key], new[key])
 
 
 def _form(container: Any) -> Any:

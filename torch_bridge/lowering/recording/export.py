@@ -47,7 +47,6 @@ from torch_bridge.lowering.recording import gradients, hooks, module_hooks
 from torch_bridge.lowering.recording.elsewhere import WRITES as WRITES_ELSEWHERE
 from torch_bridge.lowering.recording.elsewhere import Untouched
 from torch_bridge.lowering.recording.export_patches import PlainFunctions, recordable
-from torch_bridge.lowering.recording.objects import listed
 from torch_bridge.lowering.recording.ready import device_of, mocked, unready
 from torch_bridge.lowering.recording.sizes import any_size, symbols_stood_in_the_way
 from torch_bridge.lowering.recording.stand_ins import as_parameters
@@ -134,7 +133,7 @@ def _export(
     program: Any = None
     error, obstacles, asking = None, [], ""
     watch = python_state.Watch(module)
-    forms = (listed(pytree.tree_map(any_size, inputs)), None) if pytree.tree_leaves(inputs) else (None,)
+    forms = (pytree.tree_map(any_size, inputs), None) if pytree.tree_leaves(inputs) else (None,)
     attempts = [(sizes, False) for sizes in forms]
     while attempts:
         sizes, compiling = attempts.pop(0)

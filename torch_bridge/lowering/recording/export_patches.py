@@ -6,18 +6,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.operators import printing
 from torch_bridge.lowering.python.effects import only_reading
-from torch_bridge.lowering.python.names import of_library_file
 from torch_bridge.lowering.python.seeded_draws import Draws, Unseeded
 from torch_bridge.lowering.recording import (
     batch_statistics,
@@ -33,7 +33,7 @@ from torch_bridge.lowering.recording import (
     sequence_losses,
     shown_types,
 )
-from torch_bridge.lowering.recording.equal_masks import EqualMasks
+from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.recording.known_values import KnownValues
 from torch_bridge.lowering.recording.unanswered import ASKED, READS, Unanswered
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
@@ -236,13 +236,6 @@ class PlainFunctions(TorchFunctionMode):
             raise
 
     def _call(self, function, args, kwargs):
-        if args and shown_types.is_number(args[0]):
-            if not _of_library(sys._getframe(1)):
-                shown_types.check_asked(function, args)
-            if function in READS:
-                return shown_types.answer(function, args)
-            if function in ASKED or function is torch.Tensor.__array__:
-                shown_types.check_read(args[0])
         if function in _SHOWS and _shown_by_module(sys._getframe(1)):
             return self.prints.mark(args[0], args[1] if function is torch.Tensor.__format__ else printing.WHOLE)
         if function in ASKED:
@@ -263,8 +256,8 @@ class PlainFunctions(TorchFunctionMode):
                 return passed
         if function in READS and getattr(args[0], "constant", None) is None:
             self.reads.append(source_line("".join(traceback.format_stack())))
-        if function in (torch.as_tensor, torch.tensor) and shown_types.holds_numbers(args, kwargs):
-            return shown_types.made_of(*args, **kwargs)
+        if function in (torch.as_tensor, torch.tensor) and _holds_sizes(args, kwargs):
+            return _made_of(*args, **kwargs)
         if function == _get_data:
             shown = args[0].detach()
             self._aliases[id(shown)] = (shown, args[0])
@@ -302,7 +295,6 @@ class PlainFunctions(TorchFunctionMode):
         result = function(*args, **kwargs)
         self.masks.note(function, args, kwargs, result)
         self.known.note(function, args, kwargs, result)
-        shown_types.note_number(function, args, kwargs, result)
         return result
 
     def _register_hook(self, x, hook):
@@ -360,11 +352,24 @@ def _seeded_by_torch() -> bool:
     return _from_torch(frame)
 
 
-def _of_library(frame) -> bool:
-    """Return True if a library's code made this call, or code of this package."""
-    while frame.f_code.co_name in ("__torch_function__", "handle_torch_function", "__format__", "__repr__"):
-        frame = frame.f_back
-    return of_library_file(frame.f_code.co_filename)
+def _holds_sizes(*given: Any) -> bool:
+    """Return True if one of these nested values is a size that is a symbol."""
+    return any(issubclass(type(x), torch.SymInt | torch.SymFloat) for x in pytree.tree_leaves(given))
+
+
+def _made_of(data: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **_: Any) -> torch.Tensor:
+    """Make a tensor of nested numbers as torch.tensor does, some of which are such sizes."""
+    real = any(isinstance(number, float | torch.SymFloat) for number in pytree.tree_leaves(data))
+    made = _stacked(data, dtype or (torch.get_default_dtype() if real else torch.int64), device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_stacked(item, dtype, device) for item in data])
+    if isinstance(data, torch.SymInt | torch.SymFloat):
+        return torch.scalar_tensor(cast(Any, data), dtype=dtype, device=device)
+    return torch.full((), data, dtype=dtype, device=device)
 
 
 def _shown_by_module(frame) -> bool:

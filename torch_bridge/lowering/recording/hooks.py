@@ -7,7 +7,7 @@ requires_grad_(False): later calls see the tensor detached.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -247,21 +247,3 @@ def check_frozen(program: torch.export.ExportedProgram, names: list[str]) -> Non
                 f"requires_grad_(False) leaves {shown} frozen after the forward pass used it with a gradient, so that "
                 "torch's next call differs from this one: freeze it before the first use, or thaw it at the end"
             )
-
-
-LATE = "_output_capturing_hooks_installed"  # transformers' flag of models with hooks that collect hidden states
-
-
-def register_late(left: Collection[str], owners: Mapping[str, torch.nn.Module]) -> bool:
-    """Register the hooks that transformers' models add at their first call, if a call changes nothing else in Python;
-    return True if there were any. left: the attributes that it changes. owners: by name, the module alone or
-    several."""
-    paths = [name.rpartition(".")[0] for name in left if name.rpartition(".")[2] == LATE]
-    if not paths or len(paths) < len(left):
-        return False
-    from transformers.utils.output_capturing import maybe_install_capturing_hooks
-
-    root: Any = next(iter(owners.values())) if len(owners) == 1 else torch.nn.ModuleDict(owners)
-    for path in paths:
-        maybe_install_capturing_hooks(root.get_submodule(path))
-    return True

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
-from torch_bridge.lowering.recording.batch_items import refuse
+from torch_bridge.lowering.recording.unanswered import refuse
 
 library.define(
     "torch_bridge::packed_rnn",

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,6 +14,13 @@ _ARRAYS = (torch.Tensor.__array__, torch.Tensor.numpy)
 _OF_TORCH = (RuntimeError, ValueError, TypeError, IndexError)  # raised by torch too: a tensor of several numbers
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = ("__bool__", "__int__", "__float__", "__index__")
+_refusals: list[str] = []  # in the present record
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raise Unanswerable for what a record cannot answer, and keep the reason: the code may catch the error."""
+    _refusals.append(reason)
+    raise Unanswerable(reason)
 
 
 class Unanswered:
@@ -21,6 +28,7 @@ class Unanswered:
 
     def __init__(self) -> None:
         self._errors: list[str] = []
+        _refusals.clear()
 
     def note(self, function: Any, error: Exception) -> None:
         """Note an error that a function of torch has raised, if it reads a value."""
@@ -47,6 +55,8 @@ class Unanswered:
 
     def check(self) -> None:
         """Raise Unanswerable if the code has caught such an error. To be called at the end of a record."""
+        if _refusals:
+            raise Unanswerable(_refusals[0])
         if self._errors:
             raise Unanswerable(f"the code catches the error of what a record cannot tell: {self._errors[0]}")
 

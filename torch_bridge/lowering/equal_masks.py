@@ -1,7 +1,7 @@
 """Recognise masks that are computed twice: `out[y > 0]` and `target[y > 0]` select the same number of rows.
 
-torch.export gives every mask a length of its own. While a module is recorded, an earlier mask that was computed from
-the same tensors by the same functions replaces a later one wherever it selects.
+Torch gives every mask a length of its own. While code is captured, an earlier mask that was computed from the same
+tensors by the same functions replaces a later one wherever it selects.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _SELECT = frozenset("getitem setitem masked_select nonzero where argwhere index_
 
 
 class EqualMasks:
-    """Masks of one recording, and how each was computed."""
+    """Masks of one capture, and how each was computed."""
 
     def __init__(self):
         self._numbers: dict[tuple, int] = {}  # of each computation of a tensor
@@ -73,5 +73,5 @@ class EqualMasks:
 
 
 def _name(function: Any) -> str:
-    name = getattr(function, "__name__", "")
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
     return name.strip("_") if name.startswith("__") or not name.endswith("_") else name

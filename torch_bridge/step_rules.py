@@ -1,6 +1,10 @@
 """What a compiled step asks of torch before a call, and its words for what torch has to run."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
+from torch.overrides import TorchFunctionMode
 
 from jaxtrain.errors import UserError
 from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
@@ -38,3 +42,57 @@ def watched_in_torch() -> str:
 def seed_of(seed: int | None) -> int:
     """Return the given seed, or torch's own."""
     return torch.initial_seed() if seed is None else seed
+
+
+DEEPEST = 6  # of objects nested in a batch
+
+
+class Asked(TorchFunctionMode):
+    """What a loss asks of torch's autograd in a call that torch runs, while active.
+
+    again: gradients that are differentiated again. tensors: of the batch, by their number in it, that it has begun to
+    differentiate by (`x.requires_grad_()`).
+    """
+
+    def __init__(self, batch: Any):
+        super().__init__()
+        self.again, self.tensors = False, frozenset[int]()
+        self._before = [tensor.requires_grad for tensor in _tensors_in(batch)]
+        self._batch = batch
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (torch.autograd.grad, torch.Tensor.backward) and kwargs.get("create_graph"):
+            self.again = True
+        return function(*args, **kwargs)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        now = [tensor.requires_grad and tensor.is_leaf for tensor in _tensors_in(self._batch)]
+        if len(now) == len(self._before):
+            pairs = enumerate(zip(self._before, now, strict=True))
+            self.tensors = frozenset(number for number, (before, after) in pairs if after and not before)
+
+
+def begin_gradients(batch: Any, numbers: frozenset[int]) -> None:
+    """Ask for gradients of these tensors of a batch, as the loss is about to do: TorchDynamo has no form for that."""
+    for number, tensor in enumerate(_tensors_in(batch)):
+        if number in numbers and tensor.is_leaf and tensor.is_floating_point():
+            tensor.requires_grad_()
+
+
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, in containers and in attributes of objects."""
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif depth < DEEPEST:
+        inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else _attributes(value)
+        for item in inner:
+            yield from _tensors_in(item, depth + 1)
+
+
+def _attributes(value: Any) -> list[Any]:
+    try:
+        return list((value if isinstance(value, Mapping) else vars(value)).values())
+    except Exception:  # an object without attributes, or one that raises when it is looked at
+        return []

@@ -27,8 +27,6 @@ def why_not(step: Any) -> str:
         return f"torch {major}.{minor}: its capture API is used from {FIRST_TORCH[0]}.{FIRST_TORCH[1]} on"
     if weights.replicated:
         return "DistributedDataParallel exchanges buffers and gradients between processes"
-    if any(not tensor.is_cpu for tensor in weights.tensors.values()):
-        return "the module lies on a GPU of torch's"
     return ""
 
 
@@ -249,7 +247,7 @@ class _Compiled:
             elif place in self._graph.awaited:
                 results.append(weights.lazy.LazyScalar(loss if place == self._graph.loss else value))
             else:
-                results.append(self._results.as_tensor(value, kind))
+                results.append(self._results.as_tensor(value, kind).to(weights.device))
         return results
 
     def _gradients(self, arrays, values: list, free: tuple, count) -> tuple:

@@ -64,6 +64,7 @@ class SharedWeights:
         self.generation = 0
         self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
+        self.device = module_tensors.device_of(next(iter(self.modules.values())))
         self._look()
 
     def _look(self) -> None:

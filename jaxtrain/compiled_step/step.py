@@ -51,6 +51,7 @@ class CompiledStep:
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.refusals = weights.bridge.Refusals()
         self.refused: UserError | None = None  # why torch has run the last call that it ran
+        self.differentiated: frozenset[int] = frozenset()  # tensors of a batch that the loss differentiates by
         self.waits = Waits(getattr(loss_fn, "__name__", "the loss"), weights.bridge.errors.line_in)
         self.torch_s: float | None = None  # of a step that torch has run
         self._compares = False  # this call may give compiling up
@@ -163,8 +164,11 @@ class CompiledStep:
         if structure != self.structure:
             self.capture_anew(structure)
         self._calls += 1
+        if self.differentiated:
+            self.weights.bridge.begin_gradients(batch, self.differentiated)
         found = self.capture(batch, *self._sums(update), trained)
         self.refusals.recorded()
+        self.refused = None
         return found
 
     @property

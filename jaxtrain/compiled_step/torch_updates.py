@@ -23,22 +23,22 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     updates = TorchUpdates(step)
     alone = updates.may_hand_back() and step.refusals.again(refused)
     stays = step.shapes.endless or step.weights.bridge.stays_in_torch(refused)
-    if not (alone or stays):
-        updates.compile_forwards()
     began = time.perf_counter()
     try:
-        found = updates(batch, update)
+        with step.weights.bridge.Asked(batch) as asked:
+            found = updates(batch, update)
     except Exception:
         updates.set_gradients({})
         step.grads = waiting
         raise
     step.torch_s = time.perf_counter() - began
+    step.differentiated |= asked.tensors
     once = isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
     if alone and updates.hand_back(anew=not once):
         log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is captured anew")
         return found
     step.torch, updates.reason = updates, reason
-    if stays:
+    if stays or asked.again:
         log.warning("%s; torch runs the steps from here on", reason)
     else:
         log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)

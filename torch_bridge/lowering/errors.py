@@ -59,10 +59,6 @@ class CannotRecord(UserError):
     """Error for a loss that cannot become one compiled program. Torch can still run it."""
 
 
-class TooManyRecords(CannotRecord):
-    """Error for code that has asked for many programs, and would ask for more at later calls."""
-
-
 class RunsOnceInTorch(CannotRecord):
     """Error for a call that torch runs although it could be recorded: what is recorded stays as it is."""
 

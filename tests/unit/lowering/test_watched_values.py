@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch_bridge.lowering.python.varying import Varying
 
 from torch_bridge.lowering.python.computed_reads import computed_reads
-from torch_bridge.lowering.python.varying import Varying
 
 SETTINGS = types.SimpleNamespace()
 

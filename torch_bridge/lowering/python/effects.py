@@ -1,8 +1,7 @@
 """Find and undo all changes that code makes in Python while it is recorded."""
 
-import builtins
 import contextlib
-import io
+import functools
 import logging
 import pickle
 import random
@@ -10,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -89,19 +87,38 @@ class Traces:
                 _set_state(generator, state)
 
 
+class _Reading(threading.local):
+    """Whether this thread runs code that may not write to a file."""
+
+    active = False
+
+
+_reading = _Reading()
+
+
+@functools.cache
+def _watch_files() -> None:
+    """Look at every file that Python opens from now on, as an audit hook cannot be removed."""
+
+    def look(event: str, arguments: tuple) -> None:
+        if event == "open" and _reading.active:
+            mode = arguments[1]
+            writes = isinstance(mode, str) and not {*"wax+"}.isdisjoint(mode)
+            if writes and not of_library_file(_opener(sys._getframe(1))):
+                raise WritesOutside("it opens a file to write to, at every call")
+
+    sys.addaudithook(look)
+
+
 @contextlib.contextmanager
 def only_reading() -> Iterator[None]:
     """While active, raise WritesOutside if user code in this thread opens a file for writing."""
-    thread, plain = threading.get_ident(), builtins.open
-
-    def opened(file, mode="r", *arguments, **options):
-        writes = not {*"wax+"}.isdisjoint(mode)
-        if writes and threading.get_ident() == thread and not of_library_file(_opener(sys._getframe(1))):
-            raise WritesOutside("it opens a file to write to, at every call")
-        return plain(file, mode, *arguments, **options)
-
-    with RECORDING_LOCK, mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
+    _watch_files()
+    before, _reading.active = _reading.active, True
+    try:
         yield
+    finally:
+        _reading.active = before
 
 
 def _opener(frame: Any) -> str:

@@ -47,7 +47,7 @@ from torch_bridge.lowering.recording import gradients, hooks, module_hooks
 from torch_bridge.lowering.recording.elsewhere import WRITES as WRITES_ELSEWHERE
 from torch_bridge.lowering.recording.elsewhere import Untouched
 from torch_bridge.lowering.recording.export_patches import PlainFunctions, recordable
-from torch_bridge.lowering.recording.ready import device_of, mocked, unready
+from torch_bridge.lowering.recording.ready import device_of, unready
 from torch_bridge.lowering.recording.sizes import any_size, symbols_stood_in_the_way
 from torch_bridge.lowering.recording.stand_ins import as_parameters
 from torch_bridge.lowering.recording.tracking import untrack
@@ -120,7 +120,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 def _export(
     module: torch.nn.Module, inputs: tuple, captured, read, left, graded: bool, checks
 ) -> torch.export.ExportedProgram:
-    parts = [*unready(module), *mocked(module)]
+    parts = list(unready(module))
     if parts:
         raise UnsupportedModel(_name(module), parts, ADVICE_READY)
     is_packed = lambda value: isinstance(value, torch.nn.utils.rnn.PackedSequence)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.operators import printing
 from torch_bridge.lowering.python.effects import only_reading
@@ -33,7 +34,6 @@ from torch_bridge.lowering.recording import (
     sequence_losses,
     shown_types,
 )
-from torch_bridge.lowering.equal_masks import EqualMasks
 from torch_bridge.lowering.recording.known_values import KnownValues
 from torch_bridge.lowering.recording.unanswered import ASKED, READS, Unanswered
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK

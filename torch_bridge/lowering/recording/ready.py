@@ -3,9 +3,7 @@
 import itertools
 import keyword
 import logging
-import types
 from collections.abc import Iterator
-from unittest import mock
 
 import numpy as np
 import torch
@@ -62,21 +60,6 @@ def _circle(module: torch.nn.Module, above: list[torch.nn.Module], done: set[int
                 return f"{key}.{within}".rstrip(".")
     done.add(id(module))
     return ""
-
-
-def mocked(module: torch.nn.Module) -> Iterator[Obstacle]:
-    """Yield mocks among the attributes and forwards of modules: they count calls, and a record calls them only once."""
-    for name, inner in module.named_modules():
-        for key, value in {**vars(inner), "forward": inner.forward}.items():
-            if is_mock(value):
-                yield Obstacle(f"{key} is a mock, which wants to be called at every step", module=name)
-
-
-def is_mock(value: object) -> bool:
-    """Return True for an object of unittest.mock, or a function that it made (autospec)."""
-    value = getattr(value, "__func__", value) if isinstance(value, types.MethodType) else value
-    inside = vars(value).get("mock") if isinstance(value, types.FunctionType) else value
-    return issubclass(type(inside), mock.NonCallableMock)
 
 
 def _shared(module: torch.nn.Module) -> Iterator[Obstacle]:

@@ -159,6 +159,7 @@ class CapturedProgram:
             step.compare_costs()
             try:
                 compiled = _Compiled(self, names, numbers.sizes, every)
+                compiled.check_precision(every)
             except Exception as error:
                 raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error
         values = compiled.place(inputs)
@@ -219,6 +220,19 @@ class _Compiled:
         function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))
         self.jaxpr = jax.make_jaxpr(function)
         self.run: Any = OnlyFinite(function, sums) if program._doubt else jax.jit(function, donate_argnums=donated)
+
+    def check_precision(self, every: Sequence[Any]) -> None:
+        """Raise CannotRecord if the graph computes in float64 where float32 would miss digits, with these inputs."""
+        if not self._graph.is_double:
+            return
+        weights, checks = self._step.weights, self._graph.precision_checks(self._foreign)
+        values = [self._results.to_batch(every[i]) for i in self._foreign]
+        lost = checks.loss(values, lambda: self._symbols)
+        if not lost:
+            state = {i: np.asarray(weights.arrays[name]) for i, name in self._name.items() if name is not None}
+            lost = checks.loss_inside(lambda: [state.get(i, value) for i, value in enumerate(every)])
+        if lost:
+            raise weights.bridge.CannotRecord(lost)
 
     def place(self, inputs: Sequence[Any]) -> list:
         """Return the inputs that are no weights, as arrays. Raises IndexOutOfBounds as torch would."""

@@ -47,7 +47,7 @@ class SharedWeights:
         self.lazy = lazy_scalar
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
         for module in self.modules.values():
-            ready.check_ready(module)
+            ready.check_ready(module, rounds=False)
         self.given = given(self.modules)
         self.loose = loose_parameters(self.modules, updates)
         if self.loose is not None:

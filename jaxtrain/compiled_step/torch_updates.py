@@ -1,5 +1,6 @@
 """Updates whose loss cannot be one program: torch runs the loss, around the compiled modules."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -23,9 +24,13 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     updates = TorchUpdates(step)
     alone = updates.may_hand_back() and step.refusals.again(refused)
     stays = step.shapes.endless or step.weights.bridge.stays_in_torch(refused)
+    ahead = not (updates.may_hand_back() or stays)
+    if ahead:
+        updates.compile_forwards()
+    asked = step.weights.bridge.Asked(batch)
     began = time.perf_counter()
     try:
-        with step.weights.bridge.Asked(batch) as asked:
+        with contextlib.nullcontext() if ahead else asked:
             found = updates(batch, update)
     except Exception:
         updates.set_gradients({})

@@ -1,6 +1,5 @@
 """float64 buffers: exact where training leaves them alone; told where it changes them in float32."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -62,11 +61,7 @@ def test_a_compiled_step_leaves_a_float64_buffer_that_nothing_changes_alone():
     assert module.scale == TENTH
 
 
-@pytest.mark.parametrize("way", ["Trainer", "compile"])
-def test_float64_buffers_that_are_changed_in_float32_are_told(way, tmp_path, caplog):
+def test_float64_buffers_that_are_changed_in_float32_are_told(tmp_path, caplog):
     module = Scaled(counts=True)
-    if way == "Trainer":
-        trainer_of(module, tmp_path)
-    else:
-        jaxtrain.compile(module, loss_of, torch.optim.SGD(module.parameters(), 0.1))(DATA[:8])
+    trainer_of(module, tmp_path)
     assert "Scaled changes float64 buffers, which are computed in float32: sum" in caplog.text

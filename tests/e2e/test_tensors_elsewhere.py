@@ -129,7 +129,7 @@ def test_a_batchnorm_inside_a_forward_that_torch_runs_counts_every_batch_once():
             torch.testing.assert_close(runs[1][name], value, rtol=1e-5, atol=1e-5)
 
 
-def test_a_module_that_another_step_trains_is_read_with_its_newest_weights(caplog):
+def test_a_module_that_another_step_trains_is_read_with_its_newest_weights():
     """A generator's loss closes over the critic, whose step has moved its weights on the device."""
     trained = []
     for compiled in (False, True):
@@ -146,4 +146,3 @@ def test_a_module_that_another_step_trains_is_read_with_its_newest_weights(caplo
             step(batch)
         trained.append([*maker.parameters(), *critic.parameters()])
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-5, atol=1e-6)
-    assert "a parameter of another module is used" in caplog.text

@@ -36,6 +36,7 @@ from torch_bridge.lowering.errors import (
     stays_in_torch,
 )
 from torch_bridge.lowering.index_checks import IndexChecks
+from torch_bridge.lowering.precision_checks import PrecisionChecks
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.wide_integers import outgrowing
 
@@ -113,6 +114,17 @@ class LossGraph:
         """Return checks that take the values of the inputs at these positions."""
         program = self.captured.program
         return IndexChecks(program.module, [program.inputs[i].name for i in places], {})
+
+    @functools.cached_property
+    def is_double(self) -> bool:
+        """Return True if the graph computes in double precision, which JAX rounds to single."""
+        values = (node.meta.get("val") for node in self.captured.program.module.graph.nodes)
+        return any(isinstance(value, torch.Tensor) and value.dtype in _DOUBLE and value.dim() for value in values)
+
+    def precision_checks(self, places: Sequence[int]) -> PrecisionChecks:
+        """Return checks that take the values of the inputs at these positions."""
+        program = self.captured.program
+        return PrecisionChecks(program.module, [program.inputs[i].name for i in places], {})
 
     def counters(self, names: Mapping[int, str | None]) -> set[str]:
         """Return the int64 buffers that the graph may let grow beyond 32 bits. names: of weights, by position."""
@@ -215,11 +227,13 @@ class CapturedLoss:
         real = torch_api.real_inputs(gm)
         numbers = _numbers(gm)
         loss, awaited = _unmarked(gm)
-        _check_dtypes(gm)
+        _check_weights(real, gm)
         differentiable = self._differentiable(real)
         if any(real[place]._backward_hooks or real[place]._post_accumulate_grad_hooks for place in differentiable):
             raise CannotRecord("a parameter has a hook on its gradient")  # Python code, which must run at each call
         captured = joint_graph(gm, fakes, differentiable, loss)
+        if any(isinstance(real[place], torch.Tensor) and real[place].dtype in _DOUBLE for place in captured.mutated):
+            raise CannotRecord("it writes to a tensor of float64 numbers")
         title = f"{self.name}, graph {len(self.graphs) + 1}"
         graph = LossGraph(captured, loss, awaited, title, _shortened(self._failed[0]) if self._failed else "")
         artefacts.show_graph(title, captured.program.module)
@@ -304,13 +318,17 @@ def _numbers(gm: torch.fx.GraphModule) -> frozenset[int]:
     return frozenset(place for place, target in enumerate(targets) if target is torch.scalar_tensor)
 
 
-def _check_dtypes(gm: torch.fx.GraphModule) -> None:
-    """Raise CannotRecord for double precision, which JAX rounds to single; a number without axes is Python's."""
+def _check_weights(inputs: Sequence[Any], gm: torch.fx.GraphModule) -> None:
+    """Raise CannotRecord for weights in double precision, and for complex numbers in it: JAX rounds to single."""
+    for value in inputs:
+        of_module = isinstance(value, torch.nn.Parameter | torch.nn.Buffer) or getattr(value, "requires_grad", False)
+        if of_module and value.dtype in _DOUBLE:
+            raise CannotRecord("it has parameters in float64")
     for node in gm.graph.nodes:
         value = node.meta.get("example_value")
-        if isinstance(value, torch.Tensor) and value.dtype in _DOUBLE and (value.dim() or node.op != "placeholder"):
+        if isinstance(value, torch.Tensor) and value.dtype is torch.complex128:
             where = source_line(node.stack_trace or "", own=True)
-            raise CannotRecord("it computes in float64" + (f" at {where}" if where else ""))
+            raise CannotRecord("it computes in complex128" + (f" at {where}" if where else ""))
 
 
 def _own_line(error: BaseException) -> str:

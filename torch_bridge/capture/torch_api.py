@@ -183,6 +183,7 @@ def whole(
     gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
     """
     _prepare_dynamo()
+    _shown.clear()
     backend, failed, guarded = map(_weakly, (backend, failed, guarded))
     optimize = torch._dynamo.optimize(
         backend,
@@ -263,11 +264,38 @@ def _prepare_dynamo() -> None:
     methods would be called without their object."""
     for package in ("jax", "jaxlib"):
         torch._dynamo.trace_rules.add(package)
+    torch.compiler.substitute_in_graph(warnings.warn, skip_signature_check=True)(_warn)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_shorten)
     advice = logging.getLogger("torch._dynamo.variables.tensor")
     advice.addFilter(lambda record: "capture_scalar" not in str(record.msg))
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: record.exc_info is None)  # raised, too
+
+
+def _warn(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **_: Any) -> None:
+    """What Dynamo captures in place of `warnings.warn`: a step shows the warning while it captures; else Python runs
+    it."""
+    if not torch._dynamo.config.capture_scalar_outputs:  # not `whole`
+        torch._dynamo.graph_break()
+    _show_warning(message, category, stacklevel)
+
+
+@torch.compiler.assume_constant_result
+def _show_warning(message: Any, category: Any, stacklevel: int) -> None:
+    """Show a warning of captured code once, with its line in the user's code. Dynamo calls this as it captures."""
+    frames = [frame for frame in TracingContext.extract_stack() if not frame.filename.startswith(_OWN)]
+    if not frames:
+        return
+    frame = frames[-min(max(stacklevel, 1), len(frames))]
+    if (key := (str(message), category, frame.filename, frame.lineno or 1)) not in _shown:
+        _shown.add(key)
+        module = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == key[2]), None)
+        registry = {} if module is None else vars(module).setdefault("__warningregistry__", {})
+        name = "__main__" if module is None else module.__name__
+        warnings.warn_explicit(message, category or UserWarning, key[2], key[3], name, registry)
+
+
+_shown: set[tuple] = set()
 
 
 def _shorten(record: logging.LogRecord) -> bool:

@@ -176,5 +176,4 @@ def test_a_line_says_what_raised(caplog):
     step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
     for _ in range(3):
         step(torch.ones(4, 3))
-    assert "reads an object of class ClassRaises" in caplog.text
-    assert "RuntimeError when it is looked at: working outside of a request" in caplog.text
+    assert "RuntimeError: working outside of a request at " in caplog.text

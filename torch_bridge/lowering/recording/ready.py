@@ -14,13 +14,13 @@ from torch_bridge.lowering.errors import ADVICE_READY, Obstacle, UnsupportedMode
 log = logging.getLogger(__name__)
 
 
-def check_ready(module: torch.nn.Module) -> None:
+def check_ready(module: torch.nn.Module, rounds: bool = True) -> None:
     """Raise UserError for a module that cannot be trained whatever its code: scripted, quantized or lazy parts,
-    parameters that share memory. Warn that float64 parameters are computed with in float32."""
+    parameters that share memory. rounds: float64 parameters are computed with in float32, which a warning says."""
     found = [*unready(module), *_shared(module)]
     if found:
         raise UserError(str(UnsupportedModel(type(module).__name__, found, ADVICE_READY)))
-    if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
+    if rounds and any(parameter.dtype == torch.float64 for parameter in module.parameters()):
         log.warning("%s has float64 parameters: they are computed with in float32", type(module).__name__)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.averaging import Averaging
 from jaxtrain.compiled_step.capture import Capture
+from jaxtrain.compiled_step.first_look import FirstLook
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
@@ -56,6 +57,7 @@ class CompiledStep:
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
         self.refusals = weights.bridge.Refusals()
         self.waits = Waits(getattr(loss_fn, "__name__", "the loss"), weights.bridge.errors.line_in)
+        self.look: FirstLook | None = None  # at the first call
         self.torch_s: float | None = None  # of a step that torch has run
         self._compares = False  # this call may give compiling up
         self.count = self._calls = self._in_vain = 0  # in vain: recordings of a known graph
@@ -154,6 +156,9 @@ class CompiledStep:
             refused = None
             try:
                 self._compares = True
+                if self.look is None:
+                    self.look = FirstLook(self)
+                self.look.ask()
                 with contextlib.suppress(self.weights.bridge.NotCaptured):
                     return self.captured(batch, update)
                 call = self.prepare(batch, update)

@@ -26,18 +26,23 @@ def take_over(step: Any, batch: Any, update: bool | None, reason: str, refused: 
     if alone or fails:
         began = time.perf_counter()
         try:
-            found = updates(batch, update)
+            with step.look.watching():
+                found = updates(batch, update)
             step.torch_s = time.perf_counter() - began
         except Exception:
             updates.set_gradients({})
             step.grads = waiting
             raise
     once = refused is not None and isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
-    if alone and updates.hand_back(anew=not once):
+    foreseen = step.look.refusal
+    if alone and not foreseen and updates.hand_back(anew=not once):
+        if once:
+            step.refusals.recorded()
         log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is recorded anew")
         return found
     if fails:
         reason = f"with other values in the batch it fails: {reason}"  # the record's own values
+    reason = foreseen or reason
     step.torch, updates.reason = updates, reason
     if step.shapes.endless or step.weights.bridge.stays_in_torch(refused):
         log.warning("%s; torch runs the steps from here on", reason)

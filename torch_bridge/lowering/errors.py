@@ -150,6 +150,9 @@ ADVICE_DATA = (
     "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "
     "torch.cond (docs/from_torch.md, What cannot be converted)."
 )
+ADVICE_LIBRARY = (
+    "Write it with torch or do it in the Dataset; or train with jaxtrain.compile, which leaves such a loss to torch."
+)
 ADVICE_RECORD = (
     "torch.export, which records modules for JAX, stops there: torch.export.export(module, inputs, strict=False) shows "
     "its traceback. Rewrite the line, or do that part in the Dataset."

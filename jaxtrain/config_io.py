@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from jaxtrain import config_mistakes, hydra_configs, overriding, redaction, trust, yaml_limits
 from jaxtrain.config import FLAT_NAMES, Section, TrainingConfig
+from jaxtrain.config_mistakes import dotted_keys  # noqa: F401  # keys of a schema, for code that writes configs
 from jaxtrain.errors import UserError, one_line, shortened
 from jaxtrain.original_configs import Translation, is_setting, leaves, recognise, translate
 from jaxtrain.task import Task, find_task

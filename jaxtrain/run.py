@@ -173,8 +173,9 @@ def finish(trainer) -> int:
         launch.wait_for_all("end of the run")
         if not trainer.config.checkpoint.export:
             return 0
+        why = trainer.export_failure.removesuffix(".")
         again = f"jaxtrain export --run {trainer.folder}"
-        print(f"error: the run is complete, but its best weights were not exported: {again}", file=sys.stderr)
+        print(f"error: {why}. The run is complete; its best weights are written by: {again}", file=sys.stderr)
         return commands.FAILED
     print(f"exported {path}")
     if trainer.config.tracking.mlflow:

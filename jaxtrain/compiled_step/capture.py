@@ -60,7 +60,10 @@ class Capture:
 
     @functools.cached_property
     def loss(self) -> Any:
-        from torch_bridge.capture.loss import CapturedLoss  # takes seconds: it imports torch's compiler
+        from torch_bridge.capture import torch_api  # takes seconds: it imports torch's compiler
+        from torch_bridge.capture.loss import CapturedLoss
+
+        self.step.waits.line_of = torch_api.line_in
 
         arguments = self.step.weights.arguments
         bf16 = self.step.precision.compute == jnp.bfloat16

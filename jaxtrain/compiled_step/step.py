@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.capture import Capture
+from jaxtrain.compiled_step.first_look import FirstLook
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
@@ -53,6 +54,7 @@ class CompiledStep:
         self.refused: UserError | None = None  # why torch has run the last call that it ran
         self.differentiated: frozenset[int] = frozenset()  # tensors of a batch that the loss differentiates by
         self.waits = Waits(getattr(loss_fn, "__name__", "the loss"), weights.bridge.errors.line_in)
+        self.look: FirstLook | None = None  # at the first call
         self.torch_s: float | None = None  # of a step that torch has run
         self._compares = False  # this call may give compiling up
         self.count = self._calls = 0
@@ -137,6 +139,9 @@ class CompiledStep:
         if self.torch is None:
             try:
                 self._compares = True
+                if self.look is None:
+                    self.look = FirstLook(self)
+                self.look.ask()
                 return self.captured(batch, update)
             except (self.weights.bridge.NotCaptured, self.weights.bridge.CannotRecord) as error:
                 if not hasattr(self.optimizer, "param_groups"):

@@ -30,7 +30,7 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     asked = step.weights.bridge.Asked(batch)
     began = time.perf_counter()
     try:
-        with contextlib.nullcontext() if ahead else asked:
+        with contextlib.nullcontext() if ahead else asked, step.look.watching():
             found = updates(batch, update)
     except Exception:
         updates.set_gradients({})
@@ -39,9 +39,13 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     step.torch_s = time.perf_counter() - began
     step.differentiated |= asked.tensors
     once = isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
-    if alone and updates.hand_back(anew=not once):
+    foreseen = step.look.refusal
+    if alone and not foreseen and updates.hand_back(anew=not once):
+        if once:
+            step.refusals.recorded()
         log.info("this step runs in torch: %s%s", reason, "" if once else "; the next is captured anew")
         return found
+    reason = foreseen or reason
     step.torch, updates.reason = updates, reason
     if stays or asked.again:
         log.warning("%s; torch runs the steps from here on", reason)

@@ -15,6 +15,7 @@ LONG_S = 5.0  # a wait is told from here on, and again each time it has doubled
 PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 
 log = logging.getLogger(__name__)
+_inside = threading.local()  # whether this thread is in a wait, which tells of what it waits for inside, too
 
 
 class Waits:
@@ -24,7 +25,7 @@ class Waits:
     """
 
     def __init__(self, name: str, line_of: Callable[[FrameType | None], str]):
-        self.name, self._line_of = name, line_of
+        self.name, self.line_of = name, line_of
         self.spent_s = 0.0
         self._last: dict[str, float] = {}
         self._told = False
@@ -34,17 +35,22 @@ class Waits:
         """Log a line, and more as the wait goes on, if the code inside takes longer than LONG_S. what: it does, as in
         "is recorded". purpose: what it is for; told at the end of the first long wait."""
         began, over = time.perf_counter(), threading.Event()
+        outermost = not getattr(_inside, "active", False)
         watcher = threading.Thread(target=self._watch, args=(what, began, threading.get_ident(), over), daemon=True)
-        watcher.start()
+        if outermost:
+            _inside.active = True
+            watcher.start()
         try:
             yield
         finally:
             over.set()
-            watcher.join()
+            if outermost:
+                _inside.active = False
+                watcher.join()
             took = time.perf_counter() - began
             self._last[what] = took
             self.spent_s += took
-        if took > LONG_S and purpose and not self._told and speaks():
+        if took > LONG_S and outermost and purpose and not self._told and speaks():
             self._told = True
             log.warning("%s %s in %.0f s, once for %s", self.name, what, took, purpose)
 
@@ -57,7 +63,7 @@ class Waits:
         wait_s = LONG_S
         while speaks() and not over.wait(wait_s):
             wait_s = time.perf_counter() - began
-            line = self._line_of(sys._current_frames().get(thread))
+            line = self.line_of(sys._current_frames().get(thread))
             place = f", now at {line}" if line else ""
             last = f"; the last time took {self._last[what]:.0f} s" if what in self._last else ""
             log.warning("%s %s, %.0f s so far%s%s", self.name, what, wait_s, place, last)

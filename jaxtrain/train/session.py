@@ -44,6 +44,7 @@ class Session:
     write_back: Callable[[], None]
     warm_start: Callable[[], WarmStart | None]
     exported: pathlib.Path | None = None
+    export_failure: str = ""  # why it is None, once the run has ended
 
     @property
     def folder(self) -> pathlib.Path:
@@ -98,6 +99,7 @@ class Session:
             "export", export
         )  # only process 0 reads and writes; the others wait
         if failure:
+            self.export_failure = failure
             loop.tracker.warn(f"the best weights were not exported: {failure}. `jaxtrain export` can write them later")
         else:
             self.exported = pathlib.Path(path)

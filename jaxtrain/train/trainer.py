@@ -239,7 +239,7 @@ class Trainer(SavedWeights):
                 return session.run(after, warnings)
         finally:
             self._fingerprint = session.fingerprint  # as recorded, so that a second train() continues the run
-            self.exported = session.exported
+            self.exported, self.export_failure = session.exported, session.export_failure
 
     def checkpoints(self, warn: Callable[[str], None] = print, folder: pathlib.Path | None = None) -> Checkpoints:
         """Return the checkpoints of the run folder, or of another run's. warn: called with a line about problems."""

@@ -48,7 +48,24 @@ def parent_in_child():
     return child.parent
 
 
+class Forgetful(nn.Module):
+    def __init__(self):
+        self.count = 3
+
+    def forward(self, x):
+        return x
+
+
+def without_numbers():
+    module = mlp()
+    module.register_buffer("mean", torch.zeros(3, device="meta"))
+    return module
+
+
 UNREADY = {
+    "on the meta device": (lambda: mlp().to("meta"), "on the meta device and has no numbers: load them"),
+    "a part on the meta device": (lambda: nn.Sequential(mlp(), nn.Linear(3, 3, device="meta")), "has no numbers"),
+    "a buffer on the meta device": (without_numbers, "mean is on the meta device and has no numbers"),
     "scripted": (lambda: torch.jit.script(mlp()), "compiled by torch.jit; give the module that was scripted"),
     "traced": (lambda: torch.jit.trace(mlp(), X), "compiled by torch.jit; give the module that was scripted"),
     "a scripted part": (lambda: nn.Sequential(torch.jit.script(mlp())), "compiled by torch.jit"),
@@ -60,10 +77,15 @@ UNREADY = {
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "a LazyLinear has no weights yet; call module"),
 }
 
+FORGETFUL = {  # torch gives no parameters of them, so that a loop has no optimizer
+    "no super().__init__()": (Forgetful, "Forgetful.__init__ does not call super"),
+    "a part without it": (lambda: nn.Sequential(mlp(), Forgetful()), "Forgetful.__init__ does not call super"),
+}
 
-@pytest.mark.parametrize("kind", UNREADY)
+
+@pytest.mark.parametrize("kind", [*UNREADY, *FORGETFUL])
 def test_a_trainer_refuses(kind, tmp_path):
-    make, sentence = UNREADY[kind]
+    make, sentence = {**UNREADY, **FORGETFUL}[kind]
     with pytest.raises(UserError, match=sentence):
         Trainer(make(), torch.utils.data.TensorDataset(X, Y), None, config(tmp_path), loss=nn.MSELoss())
 

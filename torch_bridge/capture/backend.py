@@ -19,11 +19,14 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache, gpus, host_memory
+from jaxtrain.runtime.waits import Waits
 from torch_bridge.capture import artefacts, decompositions, torch_api, unreached
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
 
 log = logging.getLogger(__name__)
+_CAPTURES = Waits("TorchDynamo", torch_api.line_in)
+torch_api.announce(lambda: _CAPTURES.during("captures code of the model"))
 
 
 def jaxtrain(

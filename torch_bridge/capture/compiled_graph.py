@@ -96,7 +96,7 @@ class CompiledGraph:
     @property
     def _name(self) -> str:
         count = sum(isinstance(node.target, torch._ops.OpOverload) for node in _nodes(self._module))
-        return f"a {self._kind} graph of {count} operators"
+        return f"{'an' if self._kind == 'inference' else 'a'} {self._kind} graph of {count} operators"
 
     def __call__(self, arguments: list) -> list:
         inputs = list(arguments)

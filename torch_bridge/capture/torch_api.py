@@ -26,7 +26,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import TempLocalSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -35,6 +35,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from jaxtrain.errors import UserError
+from torch_bridge.lowering import errors
 
 FIRST_TORCH = "2.13"  # the oldest torch that the tests cover
 
@@ -458,6 +459,28 @@ def _value_of(source: Any, output: Any) -> Any:
         return None
 
 
+def announce(capture: Callable[[], contextlib.AbstractContextManager]) -> None:
+    """Enter this context whenever Dynamo begins to capture in this process, and leave it when that ends."""
+    running = contextlib.ExitStack()
+    torch._dynamo.callback.on_compile_start(lambda _: running.enter_context(capture()))
+    torch._dynamo.callback.on_compile_end(lambda _: running.close())
+
+
+def line_in(frame: types.FrameType | None) -> str:
+    """Return the innermost line of user code that Dynamo has come to, in a thread with this frame; the innermost that
+    runs, if Dynamo captures nothing there; "" for neither."""
+    inner = frame
+    while inner is not None:
+        reader = inner.f_locals.get("self") if inner.f_code.co_filename == _READER else None
+        if isinstance(reader, InstructionTranslatorBase) and _is_users_file(reader.f_code.co_filename):
+            return errors.written_line(reader.f_code, reader.lineno)[:160].rstrip()
+        inner = inner.f_back
+    return errors.line_in(frame)
+
+
+_READER = InstructionTranslator.__init__.__code__.co_filename
+
+
 def user_stack(error: BaseException) -> str:
     """Return the user's frames that led to an error of Dynamo's, as a traceback prints them; "" if unknown."""
     stack = getattr(error, "real_stack", None)
@@ -523,10 +546,11 @@ def check() -> None:
         "torch._decomp": ("core_aten_decompositions",),
         "torch._dynamo.config": (*_WHOLE, *_IN_PIECES),
         "torch._dynamo.exc": ("FailOnRecompileLimitHit", "SkipFrame", "Unsupported"),
+        "torch._dynamo.callback": ("on_compile_start", "on_compile_end"),
         "torch._dynamo.eval_frame": ("_stance",),
         "torch._dynamo.side_effects.SideEffects": ("is_modified",),
         "torch._dynamo.trace_rules": ("add",),
-        "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx",),
+        "torch._dynamo.symbolic_convert.InstructionTranslator": ("current_tx", "step"),
         "torch._dynamo.variables.builder.GraphArg": ("example",),
         "torch.nn.modules.module": ("_has_any_global_hook",),
         "torch.nn.Module": ("_call_impl", "_compiled_call_impl"),

@@ -146,6 +146,9 @@ ADVICE_DATA = (
     "JAX fixes every shape and branch before it sees the numbers: rewrite these lines with torch.where, a mask, or "
     "torch.cond (docs/from_torch.md, What cannot be converted)."
 )
+ADVICE_LIBRARY = (
+    "Write it with torch or do it in the Dataset; or train with jaxtrain.compile, which leaves such a loss to torch."
+)
 ADVICE_RECORD = (
     "torch.export, which records modules for JAX, stops there: torch.export.export(module, inputs, strict=False) shows "
     "its traceback. Rewrite the line, or do that part in the Dataset."
@@ -165,6 +168,7 @@ ADVICE_HOOKS = (
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n\s+(?P<code>[^\n]+))?')
 _LIBRARY = os.path.dirname(os.__file__)  # of Python itself
 _CALLERS = ("jaxtrain/compiled_step/", "torch_bridge/capture/module_call.py", "torch_bridge/from_torch.py")
+_TOOLS = ("/networkx/", "/sympy/", "/jax/", "/jaxlib/", "/flatbuffers/", "/typing_extensions.py", "jaxtrain/runtime/")
 _TRACED = "<eval_with_key>"  # code that torch has generated; the file is followed by a number
 INTERNAL = ("/torch/_", "/torch/fx/", "/torch/export/", "torch_bridge/")  # what records: no line of it is a reason
 _INTERNALS = re.compile(
@@ -210,7 +214,7 @@ def line_in(frame: types.FrameType | None) -> str:
         if any(part in file for part in _CALLERS):
             return ""  # what follows has called for the record
         library = "<" in file or file.startswith(_LIBRARY) and "site-packages" not in file
-        if not library and not any(part in file for part in (*MACHINERY, "/networkx/", "/sympy/", "/jax/", "/jaxlib/")):
+        if not library and not any(part in file for part in (*MACHINERY, *_TOOLS)):
             return written_line(frame.f_code, frame.f_lineno)[:160].rstrip()
         frame = frame.f_back
     return ""

@@ -30,6 +30,7 @@ class SavedWeights:
     def begin_fresh(self, abstract: bool = False) -> None:
         """Note that nothing has been trained or loaded. abstract: there are no weights."""
         self.exported: pathlib.Path | None = None
+        self.export_failure = ""  # why it is None, once a run has ended
         self._begun = False  # the run folder is this run's
         self._warm: init_from.WarmStart | None = None
         self._note_initial(not abstract)

@@ -1,5 +1,6 @@
 """Initial state of a run: the model's structure, its optimizer, and the compiled functions that create the arrays."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -110,10 +111,20 @@ class Start:
         return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
 
 
+MOST_NUMBERS = 2**48  # of one array: a petabyte of float32
+
+
 def _structure(config: Any, build: Callable[[], nnx.Module]) -> nnx.Module:
     """Return the task's model without arrays. Raises UserError for settings that it cannot be built with."""
     try:
-        return layouts.abstract(build)
+        model = layouts.abstract(build)
+        for path, value in jax.tree.leaves_with_path(nnx.state(model)):
+            if math.prod(value.shape) > MOST_NUMBERS:
+                raise UserError(
+                    f"{config.task}: {jax.tree_util.keystr(path)} would hold {math.prod(value.shape):.2g} numbers, of "
+                    f"shape {value.shape}, more than any machine: look for a wrong size in `model`"
+                )
+        return model
     except UserError:
         raise
     except (ValueError, ZeroDivisionError, OverflowError) as error:

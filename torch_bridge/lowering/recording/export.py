@@ -4,6 +4,7 @@
 those with one whole; mutated buffers become outputs.
 """
 
+import contextlib
 import copy
 import logging
 import traceback
@@ -17,12 +18,13 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from torch_bridge.lowering import selections
+from torch_bridge.lowering import foreseen, selections
 from torch_bridge.lowering.dtypes import known_dtype
 from torch_bridge.lowering.errors import (
     ADVICE_DATA,
     ADVICE_FAULT,
     ADVICE_HOOKS,
+    ADVICE_LIBRARY,
     ADVICE_OPERATORS,
     ADVICE_READY,
     ADVICE_RECORD,
@@ -130,6 +132,8 @@ def _export(
     unhooked = list(hooks.unsupported(module))
     if unhooked:
         raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
+    if seen := _foreseen(module, inputs):
+        raise UnsupportedModel(_name(module), [seen], ADVICE_OPERATORS if "lowering" in seen.what else ADVICE_LIBRARY)
     program: Any = None
     error, obstacles, asking = None, [], ""
     watch = python_state.Watch(module)
@@ -322,8 +326,22 @@ def _obstacles_of(module, inputs, error: Exception, plain: PlainFunctions) -> li
     return merge([obstacle for obstacle in found if obstacle.what]) or [first]
 
 
-def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
-    """Return the error that a copy of the module raises when torch calls it; None if it runs."""
+def _foreseen(module: torch.nn.Module, inputs: tuple) -> Obstacle | None:
+    """Return what a large module does in torch that no graph can hold; None if it does nothing such."""
+    inner = list(module.modules())
+    functions = [value for value in vars(module).values() if callable(value)]
+    if len(inner) < foreseen.MANY or not foreseen.reached(functions, inner):
+        return None
+    look = foreseen.Look()
+    _own_fault(module, inputs, look.watching)
+    return Obstacle(look.refusal, look.line) if look.refusal else None
+
+
+def _own_fault(
+    module: torch.nn.Module, inputs: tuple, watching: Callable[[list], Any] = lambda _: contextlib.nullcontext()
+) -> Exception | None:
+    """Return the error that a copy of the module raises when torch calls it; None if it runs. watching: returns a
+    context for the call, of the copy's tensors and the inputs."""
     try:
         copied = copy.deepcopy(module)
     except Exception:  # what cannot be copied is not called: a call may change it
@@ -331,7 +349,8 @@ def _own_fault(module: torch.nn.Module, inputs: tuple) -> Exception | None:
     inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, inputs)
     given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     try:
-        with quiet(), only_reading(), Untouched([*copied.parameters(), *copied.buffers(), *given]):
+        tensors = [*copied.parameters(), *copied.buffers(), *given]
+        with quiet(), only_reading(), Untouched(tensors), watching(tensors):
             copied(*inputs)
     except WritesOutside:
         return None

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 def check_ready(module: torch.nn.Module, rounds: bool = True) -> None:
     """Raise UserError for a module that cannot be trained whatever its code: scripted, quantized or lazy parts,
     parameters that share memory. rounds: float64 parameters are computed with in float32, which a warning says."""
-    found = [*unready(module), *_shared(module)]
+    bare = _without_init(module)  # its tensors cannot be listed
+    found = [bare] if bare else [*unready(module), *_shared(module)]
     if found:
         raise UserError(str(UnsupportedModel(type(module).__name__, found, ADVICE_READY)))
     if rounds and any(parameter.dtype == torch.float64 for parameter in module.parameters()):
@@ -26,6 +27,9 @@ def check_ready(module: torch.nn.Module, rounds: bool = True) -> None:
 
 def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
     """Yield submodules that can never be exported, whatever their code."""
+    if bare := _without_init(module):
+        yield bare
+        return
     if circle := _circle(module, [], set()):
         what = "it holds a module that holds it, so that names never end: keep a parent in a list, self.up = [parent]"
         yield Obstacle(what, module=circle)
@@ -47,6 +51,29 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
         if any(torch.nn.parameter.is_lazy(p) for p in inner.parameters(recurse=False)):
             kind = type(inner).__name__
             yield Obstacle(f"a {kind} has no weights yet; call module(*inputs) once in torch", module=name or kind)
+        for key, tensor in itertools.chain(inner.named_parameters(recurse=False), inner.named_buffers(recurse=False)):
+            if tensor.is_meta:
+                yield Obstacle(
+                    f"{key} is on the meta device and has no numbers: load them, load_state_dict(state, assign=True), "
+                    'or module.to_empty(device="cpu") and set them',
+                    module=name,
+                )
+                return
+
+
+def _without_init(module: torch.nn.Module) -> Obstacle | None:
+    """Return the first submodule whose class forgot torch.nn.Module's __init__; None if there is none."""
+    waiting, seen = [("", module)], set()
+    while waiting:
+        path, inner = waiting.pop()
+        if "_modules" not in vars(inner):
+            what = f"{type(inner).__name__}.__init__ does not call super().__init__(), which it has to do first"
+            return Obstacle(what, module=path)
+        if id(inner) not in seen:
+            seen.add(id(inner))
+            parts = [(name, part) for name, part in inner._modules.items() if part is not None]
+            waiting += [(f"{path}.{name}".removeprefix("."), part) for name, part in parts]
+    return None
 
 
 def _circle(module: torch.nn.Module, above: list[torch.nn.Module], done: set[int]) -> str:

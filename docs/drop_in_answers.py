@@ -175,14 +175,19 @@ ANSWERS = {
             project_dir project_config gradient_accumulation_plugin step_scheduler_with_optimizer kwargs_handlers""",
         "no": {
             **dict.fromkeys(
-                "deepspeed_plugin deepspeed_plugins fsdp_plugin megatron_lm_plugin torch_tp_plugin "
-                "parallelism_config".split(),
+                "megatron_lm_plugin torch_tp_plugin parallelism_config".split(),
                 "they take the parameters apart that the compiled model reads",
             ),
             "dynamo_backend": "the model is compiled by XLA already",
             "dynamo_plugin": "as `dynamo_backend`",
         },
-        "otherwise": {"mixed_precision": "`no` and `bf16`; fp16 and fp8 are refused"},
+        "otherwise": {
+            "fsdp_plugin": "splits weights, gradients and moments over all devices of one process; offloading, "
+            "activation checkpointing and sharded files are refused",
+            "deepspeed_plugin": "the stage of its `zero_optimization`; the rest is refused",
+            "deepspeed_plugins": "as `deepspeed_plugin`, one",
+            "mixed_precision": "`no` and `bf16`; fp16 and fp8 are refused",
+        },
     },
     "Accelerator methods": {
         "yes": """accumulate autocast backward check_trigger clear clip_grad_norm_ clip_grad_value_ end_training

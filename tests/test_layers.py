@@ -19,6 +19,7 @@ TORCH_PACKAGES = {
     "files",
     "torchrun",
     "datasets",
+    "device_tensor",
     "awaited",
     "exchange",
     "function",

@@ -22,7 +22,6 @@ REFUSED = {
 OWN_UPDATE = {
     "LBFGS": "it evaluates the loss several times per step; in a loop of jaxtrain.compile torch steps it",
     "Adafactor": "its update depends on the size of the parameter's own tensor; use optim.name=adafactor of a Trainer",
-    "Muon": "it mixes two rules; use optim.name=muon of a Trainer",
 }
 PER_STEP = ("differentiable",)
 ASKED_AGAIN = 3  # first steps of a scheduler that are compared between two copies

@@ -27,8 +27,8 @@ class SharedWeights:
     all of them; a tensor that torch changes after that is read again. Changes are detected by torch's version counters
     and, because writes through `.data` bypass these, by checksums of the values: of all values while torch's are the
     newest and at a sync, otherwise of a part of them at each call, in turn. generation: how many times the modules'
-    parameters, buffers or submodules were replaced. given: the user's modules. modules: these, and a last one with the
-    `loose` parameters, if there are some.
+    parameters, buffers or submodules were replaced. updates: how many the devices have made. given: the user's modules.
+    modules: these, and a last one with the `loose` parameters, if there are some.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SharedWeights:
             )
         self.layout = layout
         self.key = key_of(step_rules.seed_of(seed))
-        self.generation = 0
+        self.generation = self.updates = 0
         self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self.device = module_tensors.device_of(next(iter(self.modules.values())))
@@ -191,6 +191,7 @@ class SharedWeights:
 
     def move_ahead(self) -> None:
         """Note that the devices now hold newer values; from now on, torch code that uses the tensors syncs first."""
+        self.updates += 1
         if not self.dirty:
             self.dirty = True
             self._awaited.hold()
@@ -208,6 +209,19 @@ class SharedWeights:
     def first_name(self, name: str) -> str:
         """Return the name under which a tied tensor is stored."""
         return self.aliases.get(name, name)
+
+    def by_memory(self) -> dict[tuple, str]:
+        """Return the names of the tensors by address, shape, strides and dtype."""
+        return {(t.data_ptr(), t.shape, t.stride(), t.dtype): name for name, t in self.tensors.items() if t.numel()}
+
+    def versions(self) -> dict[str, int]:
+        """Return the version counters of torch's tensors, by name."""
+        return {name: tensor._version for name, tensor in self.tensors.items()}
+
+    def placed_rows(self, leaf: Any) -> jax.Array:
+        """Return an array on the devices in JAX's dtype widths, split by rows if they divide it, else whole on each."""
+        leaf = np.array(self.exchange.narrow(leaf))
+        return jax.device_put(leaf, self.layout.rows(len(leaf)) if leaf.ndim else self.layout.replicated)
 
     def place(self, leaf: Any) -> Any:
         """Return a batch's array in JAX's dtype widths, split by rows over the devices if they divide it, else whole on

@@ -225,8 +225,10 @@ class TorchUpdate:
     def _compare(self) -> None:
         """Compare an optimizer class from outside torch with the rule of its name, on a small example.
 
-        Raises NoCounterpart if they differ.
+        Raises NoCounterpart if they differ, and for a Muon of another package: it has no single rule.
         """
+        if self.kind == "Muon":
+            raise NoCounterpart("optimizer: this Muon is not torch.optim.Muon, the one with a counterpart here")
         group, grads, values = self.bridge.probe(self.optimizer)
         param = jnp.asarray(values[0])
         state = torch_rules.init(self.rule, param, group)

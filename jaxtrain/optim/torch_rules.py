@@ -216,6 +216,47 @@ def _lion(grad, param, state, n, on):
     return param, {"exp_avg": n["beta2"] * mean + n["rest2"] * grad}
 
 
+def _rounded(x: jax.Array) -> jax.Array:
+    """Round float32 to the values of bfloat16. A cast and its reverse would cancel in XLA (excess precision)."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Multiply matrices whose numbers are bfloat16's, summing in float32."""
+    return jnp.matmul(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+
+
+def _lerp(start: jax.Array, end: jax.Array, weight: jax.Array, rest: jax.Array) -> jax.Array:
+    """Return torch.lerp. rest: 1 - weight, computed in double precision."""
+    return jnp.where(weight < 0.5, start + weight * (end - start), end - rest * (end - start))
+
+
+def _muon(grad, param, state, n, on):
+    buffer = _lerp(state["momentum_buffer"], grad, n["undamped"], n["momentum"])
+    update = _lerp(grad, buffer, n["momentum"], n["undamped"]) if "nesterov" in on else buffer
+    rows, columns = param.shape
+    steps = next(int(name.removeprefix(_STEPS)) for name in on if name.startswith(_STEPS))
+    if steps >= 100:
+        raise ValueError("Number of steps must be less than 100 for computational efficiency")  # as torch does
+    x = _rounded(update.T if rows > columns else update)
+    x = _rounded(x / jnp.maximum(_rounded(jnp.sqrt(jnp.sum(x * x))), _rounded(n["eps"])))
+    for _ in range(steps):  # torch's are products of bfloat16 matrices: what each of them returns is rounded
+        gram = _rounded(_product(x, x.T))
+        polynomial = _rounded(n["b"] * gram + n["c"] * _product(gram, gram))
+        x = _rounded(n["a"] * x + _product(polynomial, x))
+    scale = 0.2 * math.sqrt(max(rows, columns)) if "match_rms_adamw" in on else math.sqrt(max(1, rows / columns))
+    return param - n["lr"] * scale * (x.T if rows > columns else x), {"momentum_buffer": buffer}
+
+
+_STEPS = "ns_steps="
+
+
+def _muon_numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    momentum = group["momentum"]
+    coefficients = dict(zip("abc", group["ns_coefficients"], strict=True))
+    return {"momentum": momentum, "undamped": 1 - momentum, "eps": group["eps"], **coefficients}
+
+
 def _momentum(group: Mapping[str, Any]) -> Switches:
     return frozenset({"momentum"} if group.get("momentum") else ())
 
@@ -293,6 +334,15 @@ RULES: dict[str, Rule] = {
         _asgd,
         lambda group: {"lambd": group["lambd"], "alpha": group["alpha"], "t0": group["t0"]},
         scalars=lambda group: {"eta": group["lr"], "mu": 1.0},
+    ),
+    "Muon": Rule(
+        lambda group: {"momentum_buffer": 0.0},
+        _muon,
+        _muon_numbers,
+        switches=lambda group: frozenset(
+            {"decoupled", f"{_STEPS}{group['ns_steps']}", group["adjust_lr_fn"] or "original"}
+        ),
+        counts=False,
     ),
     "Lion": Rule(
         lambda group: {"exp_avg": 0.0},

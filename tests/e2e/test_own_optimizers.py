@@ -75,7 +75,6 @@ MAKE = {
     "centralized": lambda m: Centralized(m.parameters(), lr=0.1, momentum=0.9),
     "wrapper": lambda m: Wrapper(torch.optim.SGD(m.parameters(), lr=0.1)),
     "adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=0.01),
-    "muon": lambda m: torch.optim.Muon([p for p in m.parameters() if p.ndim == 2], lr=0.01),
 }
 
 

@@ -91,6 +91,14 @@ def fixed_inputs() -> frozenset[int]:
     return frozenset() if meta is None else frozenset(meta.static_input_indices)
 
 
+def first_saved() -> int | None:
+    """Return the position of the first of a forward graph's outputs that are kept for its backward graph; None if
+    nothing is. Call it while the graph is compiled."""
+    context = TracingContext.try_get()
+    meta = None if context is None else context.fw_metadata
+    return None if meta is None else meta.num_forward_returns + meta.num_outputs_rng_offset
+
+
 def core_decompositions() -> dict:
     """Return torch's rules that take operators, those of backward passes too, apart into the core ATen operators."""
     return torch._decomp.core_aten_decompositions()
@@ -541,7 +549,12 @@ def check() -> None:
     missing = [f"_aot_export_function({name}=)" for name in ("decompositions", "trace_joint") if name not in export]
     wanted = {
         "torch._guards.TracingContext": ("try_get",),
-        "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": ("static_input_indices", "bw_donated_idxs"),
+        "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": (
+            "static_input_indices",
+            "bw_donated_idxs",
+            "num_forward_returns",
+            "num_outputs_rng_offset",
+        ),
         "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
         "torch._decomp": ("core_aten_decompositions",),
         "torch._dynamo.config": (*_WHOLE, *_IN_PIECES),
@@ -560,7 +573,8 @@ def check() -> None:
         holder: Any = torch
         for part in path.split(".")[1:]:
             holder = getattr(holder, part, None)
-        fields = getattr(holder, "__dataclass_fields__", {})
+        computed = getattr(getattr(holder, "__post_init__", None), "__code__", None)
+        fields = {*getattr(holder, "__dataclass_fields__", ()), *(computed.co_names if computed else ())}
         missing += [f"{path}.{name}" for name in names if not hasattr(holder, name) and name not in fields]
     if missing:
         raise UserError(

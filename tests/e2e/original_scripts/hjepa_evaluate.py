@@ -90,12 +90,12 @@ def main():
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True, num_workers=args.num_workers)
     val_loader = DataLoader(val_set, batch_size=args.batch_size, shuffle=False, num_workers=args.num_workers)
     num_classes = args.num_classes or CLASSES[args.dataset]
-    chosen = lambda kind: args.eval_type in ("all", kind)  # noqa: E731
+    chosen = lambda kind: args.eval_type in ("all", kind)
 
     results = {"metadata": {"checkpoint": args.checkpoint, "dataset": args.dataset, "epoch": info["epoch"]}}
     for level in args.hierarchy_levels:
         found = {}
-        common = dict(hierarchy_level=level, device=args.device)
+        common = {"hierarchy_level": level, "device": args.device}
         if chosen("linear_probe"):
             evaluator = LinearProbeEvaluator(
                 model=model, num_classes=num_classes, input_dim=model.embed_dim, pooling="mean", **common

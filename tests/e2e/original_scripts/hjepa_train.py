@@ -91,7 +91,7 @@ def set_seed(seed):
 
 def build_loaders(config):
     data = config["data"]
-    common = dict(image_size=data["image_size"], color_jitter=data.get("augmentation", {}).get("color_jitter", 0.4))
+    common = {"image_size": data["image_size"], "color_jitter": data.get("augmentation", {}).get("color_jitter", 0.4)}
     if data.get("use_multi_dataset", False):
         train_dataset = build_multi_dataset(
             data["datasets"],
@@ -102,9 +102,11 @@ def build_loaders(config):
         )
     else:
         train_dataset = build_dataset(data["dataset"], data["data_path"], split="train", download=True, **common)
-    options = dict(
-        batch_size=data["batch_size"], num_workers=data["num_workers"], pin_memory=data.get("pin_memory", True)
-    )
+    options = {
+        "batch_size": data["batch_size"],
+        "num_workers": data["num_workers"],
+        "pin_memory": data.get("pin_memory", True),
+    }
     train_loader = build_dataloader(train_dataset, shuffle=True, drop_last=True, **options)
     val_loader = None
     if config.get("evaluation", {}).get("eval_frequency", 0) > 0:

@@ -1,0 +1,178 @@
+"""Train small models of public kinds in torch and compiled: `python -m benchmarks.public_trainings`.
+
+Prints a row per training: what was compiled, what ran in torch and why, and how far the losses of 20 steps are from torch's. A
+whole run (without --only) writes docs/public_trainings.md. The figures lie in benchmarks/results/public_trainings.json.
+"""
+
+import argparse
+import copy
+import importlib
+import json
+import logging
+import os
+import pathlib
+import random
+import re
+import time
+import traceback
+
+import numpy as np
+import torch
+
+from benchmarks import public_trainings
+from benchmarks.public_trainings import ENTRIES, FAMILIES, STEPS, Entry
+
+HERE = pathlib.Path(__file__).parent
+RESULTS = HERE.parent / "results/public_trainings.json"
+PAGE = HERE.parents[1] / "docs/public_trainings.md"
+LIMIT = 1e-4
+TEXT = """# Public trainings
+
+What becomes of trainings as public repositories have them: {count} small ones, with random weights and synthetic data, each for
+{steps} steps in torch and under jaxtrain, float32 on a CPU. "Difference" is the largest of |jaxtrain's loss - torch's| / max(1,
+|torch's|) over the steps; {near} are within {limit:g}. {compiled} run compiled; for {fallen} torch runs the steps or a part of them,
+and the table gives the reason as the run does. {refused} are refused before the first step.
+
+`python -m benchmarks.public_trainings` makes this page; the code of each training is in
+`benchmarks/public_trainings/`, one file per family. What a loss draws (noise, crops, negative samples) comes with its batch, so
+that both sides have the same numbers. A training of your own is tested in the same way by
+[a certificate](verify.md).
+
+"""
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--only", metavar="TEXT", default="", help="trainings whose family or name holds it")
+    p.add_argument("--again", action="store_true", help="measure also what benchmarks/results holds already")
+    arguments = p.parse_args()
+    os.environ.setdefault("JAXTRAIN_WAIT", "1")  # else torch computes the first steps while XLA compiles
+    torch.set_num_threads(1)
+    for family in FAMILIES:
+        importlib.import_module(f"benchmarks.public_trainings.{family}")
+    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    for entry in ENTRIES:
+        if arguments.only not in f"{entry.family} {entry.name}" or (entry.name in known and not arguments.again):
+            continue
+        started = time.process_time()
+        row = measure(entry)
+        row["cpu_s"] = round(time.process_time() - started, 1)
+        known[entry.name] = row
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        print(f"{entry.name:32s} {row['how']:9s} {row['difference']}  {row['cpu_s']} s  {row['why']}", flush=True)
+    if all(entry.name in known for entry in ENTRIES):
+        PAGE.write_text(page({entry.name: known[entry.name] for entry in ENTRIES}))
+
+
+def measure(entry: Entry) -> dict:
+    """Train on both sides; return how ours ran, why not compiled, and the largest difference of the losses."""
+    heard = Heard()
+    logging.getLogger("jaxtrain").addHandler(heard)
+    try:
+        theirs = seeded(lambda: entry.script("torch") if entry.script else train_in_torch(entry.make()))
+        try:
+            ours, how, why = seeded(lambda: compiled(entry))
+        except Exception as error:  # a refusal is a result; a traceback is for whoever runs this
+            if not hasattr(error, "args") or type(error).__name__ not in ("UserError", "CannotConvert"):
+                traceback.print_exc()
+            text = str(error).split("\n")[0] or type(error).__name__
+            return {"how": "refused", "why": text[:300], "difference": None, "graphs": 0}
+    finally:
+        logging.getLogger("jaxtrain").removeHandler(heard)
+    if len(ours) != len(theirs):
+        return {
+            "how": "refused",
+            "why": f"{len(ours)} losses instead of {len(theirs)}",
+            "difference": None,
+            "graphs": 0,
+        }
+    far = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
+    return {"how": how, "why": why or heard.reason(), "difference": float(f"{far:.1e}"), "last_loss": theirs[-1]}
+
+
+def seeded(run):
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    return run()
+
+
+def train_in_torch(it: public_trainings.Training) -> list[float]:
+    modules, losses = list(it.modules.values()), []
+    for step in range(STEPS):
+        batch = copy.deepcopy(it.batches[step % len(it.batches)])
+        for name, loss_fn in it.losses.items():
+            it.optimizers[name].zero_grad()
+            loss = loss_fn(*modules, batch)
+            loss.backward()
+            it.optimizers[name].step()
+            losses.append(loss.item())
+        if it.after is not None:
+            it.after(*modules)
+    return losses
+
+
+def compiled(entry: Entry) -> tuple[list[float], str, str]:
+    """Return the losses, how the steps ran, and the reason where they are not compiled."""
+    if entry.script:
+        return entry.script("jax"), "compiled", ""
+    import jaxtrain
+
+    it = entry.make()
+    updates = {name: (loss, it.optimizers[name]) for name, loss in it.losses.items()}
+    steps = jaxtrain.compile_many(it.modules, updates)
+    losses = []
+    for step in range(STEPS):
+        batch = copy.deepcopy(it.batches[step % len(it.batches)])
+        losses += [float(steps[name](batch)) for name in updates]
+        if it.after is not None:
+            it.after(*it.modules.values())
+    told = [steps[name].explain() for name in updates]
+    reasons = [
+        line.split("torch runs it: ", 1)[1] for text in told for line in text.splitlines() if "runs it: " in line
+    ]
+    if reasons:
+        return losses, "torch", reasons[0]
+    recorded = [text for text in told if "recorded by torch.export" in text]
+    why = re.search(r"not captured: (.*)", recorded[0]).group(1) if recorded and "not captured" in recorded[0] else ""
+    return losses, "recorded" if recorded else "compiled", why
+
+
+class Heard(logging.Handler):
+    """The warnings of a run."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def reason(self) -> str:
+        found = [line for line in self.lines if "torch" in line and "compiled in" not in line]
+        return found[0].splitlines()[0][:300] if found else ""
+
+
+def page(known: dict[str, dict]) -> str:
+    ran = [row for row in known.values() if row["how"] != "refused"]
+    counts = {
+        "count": len(known),
+        "steps": STEPS,
+        "limit": LIMIT,
+        "near": sum(row["difference"] <= LIMIT for row in ran),
+        "compiled": sum(row["how"] in ("compiled", "recorded") and not row["why"] for row in ran),
+        "fallen": sum(row["how"] == "torch" or bool(row["why"]) for row in ran),
+        "refused": len(known) - len(ran),
+    }
+    lines = ["| family | training | what is in it | ran | difference | why not compiled |", "|---|---|---|---|---|---|"]
+    for entry in ENTRIES:
+        row = known[entry.name]
+        far = "" if row["difference"] is None else f"{row['difference']:.0e}"
+        why = row["why"].replace("|", "\\|").replace("<", "&lt;")
+        why = re.sub(r"/\S*/(benchmarks/)", r"\1", why)
+        lines.append(f"| {entry.family} | {entry.name} | {entry.detail} | {row['how']} | {far} | {why} |")
+    return TEXT.format(**counts) + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
-"""Trainings of the kinds that the public repositories hold, small: torch's losses against those of `jaxtrain.compile`.
+"""Trainings of the kinds that public repositories hold, small: torch's losses against those of `jaxtrain.compile`.
 
-`python -m benchmarks.public_trainings` runs them. One file per family; each training has random weights, synthetic data
-and no noise of its own: what its original draws in the loss comes with the batch, so that both sides use the same numbers.
+`python -m benchmarks.public_trainings` runs them. One file per family. Each training has random weights, synthetic data
+and no noise of its own: what its original draws in the loss comes with the batch, so that both sides use the same
+numbers.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Train small models of public kinds in torch and compiled: `python -m benchmarks.public_trainings`.
 
-Prints a row per training: what was compiled, what ran in torch and why, and how far the losses of 20 steps are from torch's. A
-whole run (without --only) writes docs/public_trainings.md. The figures lie in benchmarks/results/public_trainings.json.
+Prints a row per training: what was compiled, what ran in torch and why, and how far the losses of 20 steps are from
+torch's. Once all are measured it writes docs/public_trainings.md. The figures lie in
+benchmarks/results/public_trainings.json.
 """
 
 import argparse
@@ -26,42 +27,58 @@ HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent / "results/public_trainings.json"
 PAGE = HERE.parents[1] / "docs/public_trainings.md"
 LIMIT = 1e-4
+UNOPTIMISED = "--xla_backend_optimization_level=0"
 TEXT = """# Public trainings
 
-What becomes of trainings as public repositories have them: {count} small ones, with random weights and synthetic data, each for
-{steps} steps in torch and under jaxtrain, float32 on a CPU. "Difference" is the largest of |jaxtrain's loss - torch's| / max(1,
-|torch's|) over the steps; {near} are within {limit:g}. {compiled} run compiled; for {fallen} torch runs the steps or a part of them,
-and the table gives the reason as the run does. {refused} are refused before the first step.
+What becomes of trainings as public repositories have them: {count} small ones, with random weights and synthetic data,
+each for {steps} steps in torch and under jaxtrain, float32 on a CPU. "Difference" is the largest of
+abs(jaxtrain's loss - torch's) / max(1, abs(torch's)) over the steps; {near} are within {limit:g}. {compiled} run
+compiled; in {fallen} torch runs the steps or a part of them, and the table gives the reason as the run does; {refused}
+are refused before the first step.
 
-`python -m benchmarks.public_trainings` makes this page; the code of each training is in
-`benchmarks/public_trainings/`, one file per family. What a loss draws (noise, crops, negative samples) comes with its batch, so
-that both sides have the same numbers. A training of your own is tested in the same way by
-[a certificate](verify.md).
+`python -m benchmarks.public_trainings` makes this page; the code of each training is in `benchmarks/public_trainings/`,
+one file per family. What a loss draws (noise, crops, negative samples) comes with its batch, so that both sides have
+the same numbers. Programs are compiled without XLA's optimisations here; `--optimised` compiles as a run does.
+[A certificate](verify.md) tests a training of your own in the same way.
 
 """
 
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("--only", metavar="TEXT", default="", help="trainings whose family or name holds it")
+    p.add_argument(
+        "--only",
+        metavar="TEXT",
+        default="",
+        help="trainings whose family or name holds it, or one of several between commas",
+    )
     p.add_argument("--again", action="store_true", help="measure also what benchmarks/results holds already")
+    p.add_argument("--optimised", action="store_true", help="compile as in a user's run, three times as long")
     arguments = p.parse_args()
+    if not arguments.optimised:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNOPTIMISED}".strip()
     os.environ.setdefault("JAXTRAIN_WAIT", "1")  # else torch computes the first steps while XLA compiles
     torch.set_num_threads(1)
     for family in FAMILIES:
         importlib.import_module(f"benchmarks.public_trainings.{family}")
-    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for entry in ENTRIES:
-        if arguments.only not in f"{entry.family} {entry.name}" or (entry.name in known and not arguments.again):
+        if not any(text in f"{entry.family} {entry.name}" for text in arguments.only.split(",")):
+            continue
+        if entry.name in measured() and not arguments.again:
             continue
         started = time.process_time()
         row = measure(entry)
         row["cpu_s"] = round(time.process_time() - started, 1)
-        known[entry.name] = row
-        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(measured() | {entry.name: row}, indent=1) + "\n")
         print(f"{entry.name:32s} {row['how']:9s} {row['difference']}  {row['cpu_s']} s  {row['why']}", flush=True)
+    known = measured()
     if all(entry.name in known for entry in ENTRIES):
         PAGE.write_text(page({entry.name: known[entry.name] for entry in ENTRIES}))
+
+
+def measured() -> dict[str, dict]:
+    """Return the rows so far; another process may have added some."""
+    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
 
 
 def measure(entry: Entry) -> dict:

@@ -27,6 +27,7 @@ HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent / "results/public_trainings.json"
 PAGE = HERE.parents[1] / "docs/public_trainings.md"
 LIMIT = 1e-4
+TIMES = re.compile(r" is (captured|recorded|compiled)\b")  # how long something takes is no reason
 UNOPTIMISED = "--xla_backend_optimization_level=0"
 TEXT = """# Public trainings
 
@@ -166,7 +167,7 @@ class Heard(logging.Handler):
         self.lines.append(record.getMessage())
 
     def reason(self) -> str:
-        found = [line for line in self.lines if "torch" in line and "compiled in" not in line]
+        found = [line for line in self.lines if "torch" in line and not TIMES.search(line)]
         return found[0].splitlines()[0][:300] if found else ""
 
 

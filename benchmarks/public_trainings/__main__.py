@@ -16,6 +16,7 @@ import random
 import re
 import time
 import traceback
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def main() -> None:
         "--only",
         metavar="TEXT",
         default="",
-        help="trainings whose family or name holds it, or one of several between commas",
+        help="a family, or a part of a training's name; several with commas between",
     )
     p.add_argument("--again", action="store_true", help="measure also what benchmarks/results holds already")
     p.add_argument("--optimised", action="store_true", help="compile as in a user's run, three times as long")
@@ -61,10 +62,9 @@ def main() -> None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {UNOPTIMISED}".strip()
     os.environ.setdefault("JAXTRAIN_WAIT", "1")  # else torch computes the first steps while XLA compiles
     torch.set_num_threads(1)
-    for family in FAMILIES:
-        importlib.import_module(f"benchmarks.public_trainings.{family}")
-    for entry in ENTRIES:
-        if not any(text in f"{entry.family} {entry.name}" for text in arguments.only.split(",")):
+    named = arguments.only.split(",")
+    for entry in entries([family for family in FAMILIES if family in named] or FAMILIES):
+        if entry.family not in named and not any(text in entry.name for text in named):
             continue
         if entry.name in measured() and not arguments.again:
             continue
@@ -75,7 +75,16 @@ def main() -> None:
         RESULTS.write_text(json.dumps(measured() | {entry.name: row}, indent=1) + "\n")
         print(f"{entry.name:32s} {row['how']:9s} {row['difference']}  {row['cpu_s']} s  {row['why']}", flush=True)
     known = measured()
-    PAGE.write_text(page({entry.name: known[entry.name] for entry in ENTRIES if entry.name in known}))
+    PAGE.write_text(page({entry.name: known[entry.name] for entry in entries(FAMILIES) if entry.name in known}))
+
+
+def entries(families: Sequence[str]) -> list[Entry]:
+    """Return the trainings of these families, in order. Imports their files, and so the libraries that they use."""
+    for family in families:
+        importlib.import_module(f"benchmarks.public_trainings.{family}")
+    return sorted(
+        (entry for entry in ENTRIES if entry.family in families), key=lambda entry: FAMILIES.index(entry.family)
+    )
 
 
 def measured() -> dict[str, dict]:
@@ -190,7 +199,7 @@ def page(known: dict[str, dict]) -> str:
         "refused": len(known) - len(ran),
     }
     lines = ["| family | training | what is in it | ran | difference | reason |", "|---|---|---|---|---|---|"]
-    for entry in (entry for entry in ENTRIES if entry.name in known):
+    for entry in (entry for entry in entries(FAMILIES) if entry.name in known):
         row = known[entry.name]
         far = "" if row["difference"] is None else f"{row['difference']:.0e}"
         why = row["why"].replace("|", "\\|").replace("<", "&lt;")

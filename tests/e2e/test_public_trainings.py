@@ -1,6 +1,5 @@
 """The public trainings: a few are measured here, and the page tells what the figures say."""
 
-import importlib
 import json
 
 import pytest
@@ -11,9 +10,7 @@ from benchmarks.public_trainings import __main__ as command
 
 @pytest.fixture(scope="module")
 def entries():
-    for family in public_trainings.FAMILIES:
-        importlib.import_module(f"benchmarks.public_trainings.{family}")
-    return {entry.name: entry for entry in public_trainings.ENTRIES}
+    return {entry.name: entry for entry in command.entries(public_trainings.FAMILIES)}
 
 
 @pytest.mark.parametrize("name", ["flow matching", "WGAN-GP", "matrix factorisation", "DQN"])
@@ -40,5 +37,5 @@ def test_the_table_has_forty_trainings_within_a_ten_thousandth_or_refused(entrie
 
 def test_the_page_is_the_commands(entries):
     rows = json.loads(command.RESULTS.read_text())
-    known = {entry.name: rows[entry.name] for entry in public_trainings.ENTRIES if entry.name in rows}
+    known = {name: rows[name] for name in entries if name in rows}
     assert command.PAGE.read_text() == command.page(known)

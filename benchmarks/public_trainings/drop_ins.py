@@ -127,3 +127,45 @@ def backend(side: str) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+@script("sentence-transformers", "MultipleNegativesRankingLoss on pairs, mean pooling")
+def sentences(side: str) -> list[float]:
+    import datasets
+    import sentence_transformers
+    import tokenizers
+    import transformers
+    from sentence_transformers import losses
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    kind = library(side, "sentence_transformers", "sentence_transformers").SentenceTransformerTrainer
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(30))]
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 24}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=40, **sizes, **off)
+    draw = lambda: " ".join(f"w{n}" for n in torch.randint(0, 30, (6,)).tolist())
+    rows = datasets.Dataset.from_list([{"anchor": draw(), "positive": draw()} for _ in range(24)])
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="[MASK]", **special).save_pretrained(
+            folder
+        )
+        transformers.BertModel(config).save_pretrained(folder)
+        modules = [Transformer(folder), Pooling(16, "mean")]
+        model = sentence_transformers.SentenceTransformer(modules=modules, device="cpu")
+        arguments = sentence_transformers.SentenceTransformerTrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=4,
+            max_steps=STEPS,
+            learning_rate=1e-3,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        trainer = kind(model, arguments, train_dataset=rows, loss=losses.MultipleNegativesRankingLoss(model))
+        trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

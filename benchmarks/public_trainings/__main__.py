@@ -32,8 +32,10 @@ TIMES = re.compile(r" is (captured|recorded|compiled)\b")  # how long something 
 UNOPTIMISED = "--xla_backend_optimization_level=0"
 TEXT = """# Public trainings
 
-What becomes of trainings as public repositories have them: {count} small ones, with random weights and synthetic data,
-each for {steps} steps in torch and under jaxtrain, float32 on a CPU. "Difference" is the largest of
+What becomes of trainings as public repositories have them: {count} of the {all} small ones in the benchmark, with
+random weights and synthetic data, each for {steps} steps in torch and under jaxtrain, float32 on a CPU.
+
+"Difference" is the largest of
 abs(jaxtrain's loss - torch's) / max(1, abs(torch's)) over the steps; {near} are within {limit:g}. {compiled} run
 compiled: captured by TorchDynamo ("compiled"), or recorded by torch.export where the reason keeps Dynamo from it
 ("recorded"). In {fallen} torch runs the steps ("torch") or something of them ("in part"), for the reason that the run
@@ -191,6 +193,7 @@ def page(known: dict[str, dict]) -> str:
     ran = [row for row in known.values() if row["how"] != "refused"]
     counts = {
         "count": len(known),
+        "all": len(ENTRIES),
         "steps": STEPS,
         "limit": LIMIT,
         "near": sum(row["difference"] <= LIMIT for row in ran),

@@ -72,7 +72,7 @@ def tiny(tmp_path, kind=None, loss=None, compiled=True, **training):
     build = kind or hjepa.HJEPATrainer
     loss = loss or TinyLoss()
     trainer = build(model, loader, loader[:1], optimizer, loss, masks, config_of(tmp_path, **training), device="cpu")
-    trainer._batch_loss.torch_first = not compiled  # no batch in torch before those that are compiled
+    trainer._batch_loss.torch_first = 0 if compiled else 10**9  # no batch in torch before those that are compiled
     trainer._batch_loss.compiled = trainer._batch_loss.compiled if compiled else None
     return trainer
 
@@ -166,7 +166,7 @@ def test_the_originals_procedure_gives_its_weights_after_three_steps(name, tmp_p
     )
     if "in/sigreg_slices" in tensors:
         trainer.loss_fn.sigreg_loss.slices = lambda width: tensors["in/sigreg_slices"]
-    trainer._batch_loss.torch_first = False
+    trainer._batch_loss.torch_first = 0
     trainer._train_epoch(0)
     loose = case["float64_check"].get("after3_parameters_off_by_more_than_5e-6", {})
     for key, value in model.state_dict().items():

@@ -1,5 +1,6 @@
 """Loss of a batch: model and loss function run in torch, or compiled by JAX inside torch's autograd."""
 
+import collections
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -11,22 +12,26 @@ from torch import nn
 from jaxtrain.systems.hjepa.original.hjepa_model import HJEPA
 from torch_bridge.capture.module_call import compile_calls
 
+TORCH_FIRST = 32  # batches of each shape
+
 
 class BatchLoss:
     """Callable (images, mask) -> loss, terms by name, and features: (context, target) or ().
 
-    The first batch of each shape runs in torch: torch itself raises any error in a model or loss, and a rare shape, as
-    ragged masks have it, is not worth a compilation. From the second on, torch.compile's backend computes forward and
-    backward. A loss without gradients stays in torch, and `say` gets the reason once.
+    The first batches of each shape run in torch: torch itself raises any error in a model or loss, and a rare shape, as
+    ragged masks have it, is not worth a compilation, which takes as long as tens of torch's steps. After them
+    torch.compile's backend computes forward and backward. A loss without gradients stays in torch, and `say` gets the
+    reason once.
 
-    torch_first: False compiles from the first batch on.
+    torch_first: number of batches of each shape that torch computes; 0 compiles from the first on. A count, not a time,
+    so that each run has the same bits.
     """
 
     def __init__(self, model: Any, loss_fn: Any, autocast: Callable, say: Callable[[str], None]):
         self.model, self.loss_fn, self.autocast, self.say = model, loss_fn, autocast, say
         self.compiled = self._compiled()
-        self.torch_first = True
-        self.seen: set[tuple] = set()  # shapes of earlier batches
+        self.torch_first = TORCH_FIRST
+        self.seen: collections.Counter[tuple] = collections.Counter()  # batches of each shape so far
 
     def belongs_to(self, model: Any, loss_fn: Any) -> bool:
         return self.model is model and self.loss_fn is loss_fn
@@ -36,9 +41,8 @@ class BatchLoss:
         if _is_plain(self.model):  # outside the program: their shape depends on the mask's values
             batch["indices"], batch["valid"] = self.model.masked_patches(mask)
         shape = (torch.is_grad_enabled(), *(tuple(tensor.shape) for tensor in batch.values()))
-        first = self.torch_first and shape not in self.seen
-        self.seen.add(shape)
-        if first or self.compiled is None:
+        self.seen[shape] += 1
+        if self.seen[shape] <= self.torch_first or self.compiled is None:
             return self._in_torch(batch)
         with self.autocast():
             found = self.compiled(batch)

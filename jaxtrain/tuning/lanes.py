@@ -2,15 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from jaxtrain.config import TrainingConfig
 from jaxtrain.errors import UserError
+from jaxtrain.task import Task, TorchTwin
 from jaxtrain.train.compilation.compile_key import code_of
 from jaxtrain.train.program import Program
-from jaxtrain.train.user.resolve_task import task_of_module
 
 
 @dataclasses.dataclass
@@ -43,40 +43,46 @@ class Prepared:
     notes: list[str]
 
 
-def programs(plans: Sequence[Plan], make_module: Callable, loss: Any, devices: Sequence[Any], most: int) -> Prepared:
-    """Return the plans as batches of at most `most` runs, spread over the devices. Raises UserError for modules, losses
-    or settings that cannot be used, before anything is trained."""
+def programs(
+    plans: Sequence[Plan],
+    make_run: Callable[[Plan], Any],
+    task_of: Callable[[Plan, Any], Task],
+    devices: Sequence[Any],
+    most: int,
+) -> Prepared:
+    """Return the plans as batches of at most `most` runs, spread over the devices.
+
+    make_run: makes a plan's torch_bridge.training.module_runs.ModuleRun. task_of: (plan, run) -> the Task that its
+    module is recorded as. Raises UserError for modules, losses or settings that cannot be used, before anything is
+    trained.
+    """
     from torch_bridge.training import module_runs
 
-    runs = [module_runs.make_run(make_module, loss, p.config.seed, p.module, p.loss) for p in plans]
+    runs = [make_run(plan) for plan in plans]
     of_run = {id(run): plan for run, plan in zip(runs, plans, strict=True)}
+    tasks: dict[int, Task] = {}
 
-    def torch_task(run: Any) -> Any:
-        plan = of_run[id(run)]
-        task = task_of_module(run.module, plan.train, plan.config, run.loss, None)
-        made = task.twin.build(None).definition
+    def recorded(run: Any) -> Any:
+        task = task_of(of_run[id(run)], run)
+        made = cast(TorchTwin, task.twin).build(None).definition
         made.record_outputs()
         tasks[id(made)] = task
         return made
 
-    tasks: dict[int, Any] = {}
     prepared = Prepared([], [])
-    for group in module_runs.grouped(runs, torch_task):
+    for group in module_runs.grouped(runs, recorded):
         if group.why and group.why not in prepared.notes:
             prepared.notes.append(group.why)
         task = _task(tasks[id(group.task)], runs, plans, group)
         for positions in _alike(group.runs, plans, task):
             share = min(most, -(-len(positions) // len(devices)))
-            chunks = [positions[i : i + share] for i in range(0, len(positions), share)]
             leads: dict[int, Program] = {}
-            for i, chunk in enumerate(chunks):
-                device = devices[i % len(devices)]
-                first = plans[chunk[0]]
+            for i, first in enumerate(range(0, len(positions), share)):
+                chunk, device = [plans[p] for p in positions[first : first + share]], devices[i % len(devices)]
                 if id(device) not in leads:
-                    lead = Program(task, first.config, first.train, first.validation, None, [device], abstract=True)
-                    leads[id(device)] = lead
-                own = [_variant(leads[id(device)], plans[p]) for p in chunk]
-                prepared.batches.append(Batch([plans[p] for p in chunk], own, device))
+                    data = chunk[0].train, chunk[0].validation
+                    leads[id(device)] = Program(task, chunk[0].config, *data, None, [device], abstract=True)
+                prepared.batches.append(Batch(chunk, [_variant(leads[id(device)], plan) for plan in chunk], device))
     return prepared
 
 

@@ -20,6 +20,7 @@ from jaxtrain.data.sources import ArraySource, PickedRows, as_source
 from jaxtrain.errors import UserError
 from jaxtrain.reporting import charts, frame
 from jaxtrain.train.search.vmap_trainer import Member, Population
+from jaxtrain.train.user.resolve_task import task_of_module
 from jaxtrain.tuning import draws, lanes
 from jaxtrain.tuning.pruning import Pruning
 from jaxtrain.tuning.space import Pruner, apply
@@ -207,15 +208,19 @@ def sweep(
     `notes` says which. Every run equals `Trainer` on its own module and settings to 1e-5. Raises UserError for
     everything that the user can fix, before the first step.
     """
+    from torch_bridge.training import module_runs
+
     base = _config(config)
     source = _columns(as_source(data, "data"))
     scored = None if validation is None else _columns(as_source(validation, "validation"))
     chosen = draws.draw(space or {}, runs, draw_seed)
     plans = [plan for values in chosen for plan in _folded(values, folds, source, scored, base)]
     metric, mode = base.evaluation.metric, base.evaluation.mode
-    plans = [_settled(plan, number, make_module, loss, base) for number, plan in enumerate(plans)]
+    plans = [_settled(plan, number, make_module, base) for number, plan in enumerate(plans)]
     places = list(devices or jax.local_devices())
-    prepared = lanes.programs(plans, make_module, loss, places, lanes_per_program)
+    make = lambda plan: module_runs.make_run(make_module, loss, plan.config.seed, plan.module, plan.loss)
+    recorded = lambda plan, run: task_of_module(run.module, plan.train, plan.config, run.loss, None)
+    prepared = lanes.programs(plans, make, recorded, places, lanes_per_program)
     settings = config_io.validate(Pruner, {"name": pruner} if isinstance(pruner, str) else pruner, "pruner")
     pruning = settings if scored is not None or folds else settings.model_copy(update={"name": "none"})
     if settings.name != "none" and pruning.name == "none":
@@ -276,7 +281,7 @@ def _folded(values: dict, folds: int | None, source: Any, scored: Any, config: T
     ]
 
 
-def _settled(plan: lanes.Plan, number: int, make_module: Any, loss: Any, base: TrainingConfig) -> lanes.Plan:
+def _settled(plan: lanes.Plan, number: int, make_module: Any, base: TrainingConfig) -> lanes.Plan:
     """Return the plan with its settings sorted into those of module, loss and config."""
     try:
         parameters = dict(inspect.signature(make_module).parameters)

@@ -110,8 +110,9 @@ class Silent:
 class FolderMember(Member):
     """A member with a run folder: metrics, checkpoints and summary, as of a run of its own."""
 
-    def __init__(self, program: Program):
-        self.folder = program.config.run.folder
+    def __init__(self, program: Program, config: Any = None):
+        """config: to write into the run folder, if it is not the program's."""
+        self.folder, self.config = program.config.run.folder, config or program.config
         self.tracker = Tracker(self.folder, program.config, True, lines=False)
         self.checkpoints: Checkpoints = run_dir.checkpoints(self.folder, program.config)
         super().__init__(program, RunRecord(program, self.tracker, self.checkpoints, Callbacks()))
@@ -120,7 +121,7 @@ class FolderMember(Member):
     def begin(self, system: SystemMetrics) -> None:
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)  # left by a population that was killed
         self.tracker.rewind(0)
-        config_io.save(self.program.config, self.folder / "config.yaml")
+        config_io.save(self.config, self.folder / "config.yaml")
         super().begin(system)
 
     def evaluated(self, step: int, metrics: dict[str, float], state: Callable[[], Any]) -> None:

@@ -18,8 +18,9 @@ from jaxtrain.runtime.gpu_cards import GPUS, THREADS, UNITS, Gpu
 from jaxtrain.runtime.kernel_cost import Card
 
 # Device kinds by which jax (from 0.11 on) knows the GPU that a Triton kernel is lowered for, by compute capability
+LEAST = (7, 5)  # compute capability; CUDA 13's compiler has none before, so a V100 is planned with its program
 _KINDS = {
-    (7, 0): "Tesla V100", (7, 5): "Tesla T4", (8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40",
+    (7, 5): "Tesla T4", (8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40",
     (9, 0): "NVIDIA H100", (10, 0): "NVIDIA B200", (12, 0): "NVIDIA GeForce RTX 5090",
 }  # fmt: skip
 FLAGS = (
@@ -107,7 +108,7 @@ def check_products(target: str, policy: str) -> None:
 def _describe(target: str) -> str:
     """Return the GPU's public figures in the format that XLA's GPU compiler reads (GpuTargetConfigProto)."""
     of = gpu(target)
-    major, minor = of.capability
+    major, minor = max(of.capability, LEAST)
     threads, units = THREADS.get(of.capability, 2048), UNITS.get(of.capability, 128)
     return f"""
 gpu_device_info {{

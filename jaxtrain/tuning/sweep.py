@@ -200,8 +200,8 @@ def sweep(
     out. validation: data that runs are scored on. config: everything else, as for Trainer; `evaluation.metric` and
     `mode` decide the best. folds: instead of `validation`, train each run once per fold of the data and score it on
     that fold; needs columns (a dict of arrays or a TensorDataset). pruner: "asha", "median" or a study's `pruner`
-    section: ends runs early and frees their lanes. lanes_per_program: most runs at a time. devices: default: all; each
-    has programs of its own. draw_seed: of the draw.
+    section: ends runs early and frees their lanes. lanes_per_program: most runs at a time. devices: default: all GPUs,
+    or the CPU; each has programs of its own. draw_seed: of the draw.
 
     Runs whose floats differ (rates, decay, dropout, smoothing, factors) share one program. A setting that changes the
     code (a width) makes one program for each value, and so does a number that an operator takes when it is compiled;
@@ -217,7 +217,7 @@ def sweep(
     plans = [plan for values in chosen for plan in _folded(values, folds, source, scored, base)]
     metric, mode = base.evaluation.metric, base.evaluation.mode
     plans = [_settled(plan, number, make_module, base) for number, plan in enumerate(plans)]
-    places = list(devices or jax.local_devices())
+    places = list(devices or _all_devices())
     make = lambda plan: module_runs.make_run(make_module, loss, plan.config.seed, plan.module, plan.loss)
     recorded = lambda plan, run: task_of_module(run.module, plan.train, plan.config, run.loss, None)
     prepared = lanes.programs(plans, make, recorded, places, lanes_per_program)
@@ -242,6 +242,11 @@ def sweep(
         found = in_turn(prepared.batches)
     compiled = {id(b.programs[0]._programs): b.programs[0].compilations for b in prepared.batches}
     return SweepResult(sorted(found, key=lambda run: run.number), metric, mode, sum(compiled.values()), prepared.notes)
+
+
+def _all_devices() -> list[Any]:
+    devices = jax.local_devices()
+    return devices if devices[0].platform != "cpu" else devices[:1]  # several would share the same cores
 
 
 def _config(config: Any) -> TrainingConfig:

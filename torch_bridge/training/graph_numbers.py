@@ -75,16 +75,23 @@ class _Observer(TorchDispatchMode):
         return self.named[id(leaf)]
 
 
-def observed(entry: torch.nn.Module, inputs: Sequence[Any], training: bool) -> Observation:
-    """Run a module once in torch and return what it computed. Its buffers may change."""
-    tensors = {**dict(entry.named_parameters()), **dict(entry.named_buffers())}
-    named = {id(tensor): name for name, tensor in tensors.items()}
+def observed(
+    entry: torch.nn.Module, state: Mapping[str, torch.Tensor], inputs: Sequence[Any], training: bool
+) -> Observation:
+    """Run a loss once in torch, in training with its backward pass, and return what torch computed.
+
+    entry: returns {"value": scalar}; its buffers may change. state: tensors that each run has values of its own of, by
+    name. What the content of any other tensor is belongs to the structure.
+    """
+    named = {id(tensor): name for name, tensor in state.items()}
     named |= {id(leaf): f"input {i}" for i, leaf in enumerate(pytree.tree_leaves(inputs))}
     observer = _Observer(named)
     entry.train(training)
-    with torch.random.fork_rng(), torch.no_grad(), observer:
+    with torch.random.fork_rng(), torch.set_grad_enabled(training), observer:
         torch.manual_seed(0)
-        entry(*inputs)
+        value = entry(*inputs)["value"]
+        if training and value.requires_grad:
+            value.backward()
     return Observation(tuple(observer.structure), tuple(observer.floats))
 
 
@@ -107,16 +114,18 @@ class NumberedGraph(Graph):
 class Numbers:
     """The numbers of a group of runs. values: by key, one for each run, in float64.
 
-    vectors: what any number may be, one value per run: the runs' own settings first, then what torch was seen to take.
     captured: the runs, by position, whose graphs are compared.
     """
 
-    def __init__(self, vectors: Sequence[np.ndarray], captured: Sequence[int]):
+    def __init__(self, settings: Sequence[np.ndarray], seen: Sequence[np.ndarray], captured: Sequence[int]):
+        """settings: the runs' own, which are used where torch was seen to take them, or a form of them. seen: what
+        torch took, place by place."""
         self.captured = list(captured)
-        self._vectors = [vector for vector in vectors if len(set(vector.tolist())) > 1]
+        seen = [vector for vector in seen if len(set(vector.tolist())) > 1]
+        taken = lambda v: any(np.allclose(vector, form, NEAR, 0) for vector in seen for form in _forms(v))
+        self._vectors = [v for v in settings if len(set(v.tolist())) > 1 and taken(v)] + seen
         self._vectors += [1 - vector for vector in self._vectors]
         self.values: dict[str, np.ndarray] = {}
-        self._varying: set[bytes] = set()
 
     def key(self, constants: Sequence[float]) -> str:
         """Return the key of the number that is these constants in the captured runs. Raises NotLifted if none is, or if
@@ -147,12 +156,23 @@ class Numbers:
         for column in floats.T:
             if len(set(column.tolist())) == 1:
                 continue
-            forms = lambda v: (v, 1 - v, 1 / np.where(v == 0, np.nan, v), 1 / np.where(v == 1, np.nan, 1 - v))
-            if not any(np.allclose(column, form, NEAR, 0) for v in self.values.values() for form in forms(v)):
+            if not any(_proportional(column, form) for v in self.values.values() for form in _forms(v)):
                 raise NotLifted(f"torch takes {column[0]:g} where the recorded graph has no such number")
 
     def of_run(self, run: int) -> dict[str, np.float32]:
         return {key: np.float32(vector[run]) for key, vector in self.values.items()}
+
+
+def _forms(v: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return what operators make of a number: itself, 1 - number, and the inverses of both."""
+    with np.errstate(divide="ignore"):
+        return v, 1 - v, 1 / v, 1 / (1 - v)
+
+
+def _proportional(column: np.ndarray, form: np.ndarray) -> bool:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = column / form
+    return bool(np.isfinite(ratio).all() and np.allclose(ratio, ratio[0], NEAR, 0))
 
 
 def lift(graphs: Sequence[Graph], numbers: Numbers) -> Graph:

@@ -115,9 +115,8 @@ def observe(run: ModuleRun, task: TorchTask) -> None:
         key: jax.tree.map(lambda s: to_torch(np.zeros(s.shape, s.dtype)), task.shapes[key]) for key in task.entries
     }
     batch = pytree.tree_map(lambda leaf: leaf.long() if leaf.dtype == torch.int32 else leaf, batch)
-    entry = LossEntry(copy.deepcopy(run.module), copy.deepcopy(run.loss), task.plan)
     try:
-        run.observation = tuple(observed(entry, (batch,), training) for training in (True, False))
+        run.observation = tuple(_observed(run, task, batch, training) for training in (True, False))
     except UserError:
         raise
     except Exception as error:  # whatever torch or the module raises
@@ -125,6 +124,14 @@ def observe(run: ModuleRun, task: TorchTask) -> None:
             f"{type(run.module).__name__} with {run.numbers} raised {type(error).__name__}: {one_line(error)}, at "
             f"{exception_line(error)}"
         ) from error
+
+
+def _observed(run: ModuleRun, task: TorchTask, batch: Any, training: bool) -> Observation:
+    module, loss = copy.deepcopy((run.module, run.loss))
+    trained = loss.parameters() if isinstance(loss, torch.nn.Module) else ()
+    state = {name: p for name, p in module.state_dict(keep_vars=True).items() if isinstance(p, torch.Tensor)}
+    state |= {f"loss {i}": p for i, p in enumerate(trained)}
+    return observed(LossEntry(module, loss, task.plan), state, (batch,), training)
 
 
 def grouped(
@@ -157,10 +164,9 @@ def _of_structure(runs, positions: list[int], task_of: Callable, first: TorchTas
     if all(len(np.unique(each, axis=0)) <= 1 for each in floats):
         return [Group(positions, task, {})]
     names = runs[positions[0]].numbers
-    vectors = [np.array([runs[p].numbers[name] for p in positions]) for name in names]
-    vectors += [column for each in floats for column in each.T]
+    settings = [np.array([runs[p].numbers[name] for p in positions]) for name in names]
     try:
-        numbers = Numbers(vectors, _telling(floats))
+        numbers = Numbers(settings, [column for each in floats for column in each.T], _telling(floats))
         tasks = [task, *(task_of(runs[positions[i]]) for i in numbers.captured[1:])]
         _share(tasks, numbers)
         for each in floats:

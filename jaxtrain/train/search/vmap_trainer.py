@@ -177,7 +177,9 @@ class Population:
         for member in self.members:
             member.begin(system)
         calls = list(self.members[0].record.cadence.calls(0))
-        state = _stack([member.program.state for member in self.lanes])
+        state: Any = _stack([member.program.state for member in self.lanes])
+        for member in self.lanes:
+            member.program.state = None  # else every state would be held twice
         while calls and self.lanes:
             state, step = self._train_lanes(state, calls)
             calls = [call for call in calls if call[0] >= step]
@@ -193,6 +195,7 @@ class Population:
         hyper = _stack([member.program.hyper(member.record.lr_scale()) for member in self.lanes])
         columns = self._columns("train", self.first.train_loader)
         step, began = calls[0][0], time.perf_counter()
+        ends = {first for first, _ in calls} | {total}  # a call may come in several parts
         with contextlib.closing(self._batches(calls)) as batches:
             for first, count, batch in batches:
                 program, packed = self._program(count)
@@ -213,7 +216,7 @@ class Population:
                     stops = evaluated and (member.record.best.stop or member.pruned)
                     if not member.ended and (step == total or stops):
                         member.end(step, self._part(k, state), evaluated)
-                if 2 * sum(not member.ended for member in self.lanes) <= len(self.lanes):
+                if step in ends and 2 * sum(not member.ended for member in self.lanes) <= len(self.lanes):
                     break
                 began = time.perf_counter()
         return state, step
@@ -284,6 +287,8 @@ class Population:
         training = {k: metrics for k, metrics in enumerate(found) if not self.lanes[k].ended}
         for k, metrics in training.items():
             self.lanes[k].evaluated(step, metrics, lambda k=k: self._part(k, state))
+        if step == self.first.total_steps:
+            return
         places = {self.members.index(self.lanes[k]): metrics for k, metrics in training.items()}
         for place in self.prune(step, places):
             self.members[place].pruned = True

@@ -1,5 +1,6 @@
 """`jaxtrain.sweep`: runs of one module in one program, each as its own run."""
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -105,6 +106,16 @@ def test_a_setting_that_changes_the_code_makes_a_program_for_each_value(data):
     assert result.runs[3].state_dict()["1.weight"].shape == (3, 16)
 
 
+def test_several_devices_share_the_runs(data):
+    space = {"lr": [1e-2, 1e-3, 1e-4]}
+    once = jaxtrain.sweep(nn_linear, data, nn.CrossEntropyLoss(), space, config=CONFIG)
+    spread = jaxtrain.sweep(
+        nn_linear, data, nn.CrossEntropyLoss(), space, config=CONFIG, devices=jax.local_devices()[:2]
+    )
+    assert spread.programs == 2 * once.programs
+    assert [run.score for run in spread.runs] == pytest.approx([run.score for run in once.runs], rel=1e-5)
+
+
 class WithEps(nn.Module):
     def __init__(self, eps):
         super().__init__()
@@ -119,6 +130,44 @@ def test_a_number_that_an_operator_takes_when_it_is_compiled_is_told(data):
     assert len(result.notes) == 1
     assert "layer_norm" in result.notes[0]
     assert result.runs[0].score != result.runs[1].score
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a number that the forward pass does not use."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = min(factor, 0.5)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -ctx.factor * grad, None
+
+
+class Adversary(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor, self.body, self.head = factor, nn.Linear(16, 4), nn.Linear(4, 3)
+
+    def forward(self, image):
+        return self.head(Reversed.apply(self.body(image.flatten(1)), self.factor))
+
+
+def test_a_number_of_the_backward_pass_alone_is_each_runs_own(data):
+    factors = {"factor": [0.1, 0.3, 0.9]}
+    result = jaxtrain.sweep(Adversary, data, nn.CrossEntropyLoss(), factors, config=CONFIG)
+    for run in result.runs:
+        (alone,) = jaxtrain.sweep(Adversary, data, nn.CrossEntropyLoss(), [run.values], config=CONFIG).runs
+        assert run.score == pytest.approx(alone.score, rel=1e-5)
+
+
+def test_class_weights_of_a_loss_are_each_runs_own(data):
+    weighted = lambda first: nn.CrossEntropyLoss(weight=torch.tensor([first, 1.0, 1.0]))
+    result = jaxtrain.sweep(nn_linear, data, weighted, {"loss.first": [1.0, 9.0]}, config=CONFIG)
+    (alone,) = jaxtrain.sweep(nn_linear, data, weighted, {"loss.first": [9.0]}, config=CONFIG).runs
+    assert result.runs[1].score == pytest.approx(alone.score, rel=1e-5)
+    assert result.runs[0].score != pytest.approx(result.runs[1].score, rel=1e-3)
 
 
 def test_pruned_runs_free_their_lanes(data):

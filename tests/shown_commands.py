@@ -129,6 +129,9 @@ ELSEWHERE = {
     "tests/unit/engine/test_gpu_cards.py::test_a_table_of_kinds_puts_the_cheapest_that_fits_first": [
         "python -m jaxtrain.plan --config F --devices 8 --shop --prices prices.yaml --samples 1000000",
     ],
+    "tests/unit/tuning/test_sweep.py::test_the_example_ranks_its_runs_and_loads_the_best_into_torch": [
+        "python examples/sweep.py",
+    ],
     "tests/e2e/test_script_doctor.py::test_modules_of_a_plain_torch_script_are_told_to_convert": [
         "python -m jaxtrain.doctor --script train.py -- --epochs 1",
         "python -m jaxtrain.doctor --script train.py --json -- ARGUMENTS",
@@ -282,6 +285,7 @@ NOT_RUN = {
         "python -m benchmarks.predict",
         "python -m benchmarks.startup",
         "python -m benchmarks.steps_per_call",
+        "python -m benchmarks.sweep",
         "python -m benchmarks.torch_backend --json backend.json",
     ],
     "takes minutes to hours; done by hand before a release": [

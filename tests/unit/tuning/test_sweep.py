@@ -1,5 +1,8 @@
 """`jaxtrain.sweep`: runs of one module in one program, each as its own run."""
 
+import pathlib
+import runpy
+
 import jax
 import numpy as np
 import pytest
@@ -219,3 +222,12 @@ def test_median_pruning_ends_the_lower_half_after_its_warm_up():
     losses = {run: {"loss": float(run)} for run in range(5)}
     assert pruning(1, losses) == []
     assert pruning(2, losses) == [3, 4]
+
+
+def test_the_example_ranks_its_runs_and_loads_the_best_into_torch(capsys):
+    path = pathlib.Path(__file__).parents[3] / "examples/sweep.py"
+    result = runpy.run_path(str(path))["main"]()
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("16 runs, ")
+    assert float(said.rpartition(" ")[2]) == pytest.approx(result.best.score, abs=5e-3)
+    assert result.best.score > 0.8

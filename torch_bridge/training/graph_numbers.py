@@ -41,10 +41,10 @@ class Observation:
 
 
 class _Observer(TorchDispatchMode):
-    def __init__(self, named: Mapping[int, str]):
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
         super().__init__()
-        self.named = dict(named)  # tensors by id
-        self.alive: list[torch.Tensor] = []  # so that no id is used twice
+        self.alive: list[torch.Tensor] = list(tensors.values())  # so that no memory is used twice
+        self.named = {_place(tensor): name for name, tensor in tensors.items()}
         self.structure: list[Any] = []
         self.floats: list[float] = []
 
@@ -55,7 +55,7 @@ class _Observer(TorchDispatchMode):
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self.alive.append(leaf)
-                self.named.setdefault(id(leaf), f"#{len(self.alive)}")
+                self.named.setdefault(_place(leaf), f"#{len(self.alive)}")
         return result
 
     def _seen(self, leaf: Any) -> Any:
@@ -64,15 +64,21 @@ class _Observer(TorchDispatchMode):
             return float
         if not isinstance(leaf, torch.Tensor):
             return repr(leaf)
-        if id(leaf) in self.named:
-            return self.named[id(leaf)]
+        place, form = _place(leaf), f"{leaf.dtype} {tuple(leaf.shape)} {leaf.stride()}"
+        if place in self.named:
+            return f"{self.named[place]} {form}"
         if leaf.dim() == 0 and leaf.is_floating_point():  # a Python number that C++ has wrapped
             self.floats.append(leaf.item())
             return float
         self.alive.append(leaf)
-        content = zlib.crc32(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        self.named[id(leaf)] = f"{leaf.dtype} {tuple(leaf.shape)} {content}"
-        return self.named[id(leaf)]
+        content = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        self.named[place] = f"content {content}"
+        return f"{self.named[place]} {form}"
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return where a tensor's memory is: what autograd has saved comes back as another object with the same memory."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def observed(
@@ -83,9 +89,7 @@ def observed(
     entry: returns {"value": scalar}; its buffers may change. state: tensors that each run has values of its own of, by
     name. What the content of any other tensor is belongs to the structure.
     """
-    named = {id(tensor): name for name, tensor in state.items()}
-    named |= {id(leaf): f"input {i}" for i, leaf in enumerate(pytree.tree_leaves(inputs))}
-    observer = _Observer(named)
+    observer = _Observer({f"input {i}": leaf for i, leaf in enumerate(pytree.tree_leaves(inputs))} | dict(state))
     entry.train(training)
     with torch.random.fork_rng(), torch.set_grad_enabled(training), observer:
         torch.manual_seed(0)

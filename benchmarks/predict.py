@@ -11,7 +11,6 @@ import tempfile
 
 from benchmarks import parser
 from benchmarks.systems import CASES, CONSTANT_RATE
-from jaxtrain import plan
 
 
 def main() -> None:
@@ -36,7 +35,7 @@ def main() -> None:
 
 
 def predict(name: str, arguments: argparse.Namespace, overrides: list[str]) -> dict:
-    from jaxtrain import config_io
+    from jaxtrain import config_io, planned_step
     from jaxtrain.nn import fused_attention
     from jaxtrain.runtime import topology
 
@@ -49,9 +48,9 @@ def predict(name: str, arguments: argparse.Namespace, overrides: list[str]) -> d
     data = task.build_data(config, case.split) if case.data is None else case.data(config, config.data.batch_size)
     kept: list = []
     fused_attention.chosen.clear()
-    with fused_attention.planned_for(topology.TARGETS[target][0]):
+    with fused_attention.planned_for(topology.gpu(target).capability):
         card = topology.card(target, -(-count // 8))
-        made = plan.compile_step(task, config, topology.devices(target, count), data, card, kept)
+        made = planned_step.compile_step(task, config, topology.devices(target, count), data, card, kept)
     if arguments.hlo:
         folder = pathlib.Path(arguments.hlo)
         folder.mkdir(parents=True, exist_ok=True)

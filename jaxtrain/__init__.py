@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what a type checker and an editor read; `_NAMES` is what Py
     from jaxtrain.runtime.launch import setup_distributed
     from jaxtrain.task import Loss, Statistics, Task
     from jaxtrain.train.trainer import Trainer
+    from jaxtrain.tuning.sweep import sweep
 else:
     _NAMES = {
         "train.trainer": ("Trainer",),
@@ -24,6 +25,7 @@ else:
         "compiled_step": ("compile", "compile_many"),
         "metrics": ("WholeSplit",),
         "runtime.launch": ("setup_distributed",),
+        "tuning.sweep": ("sweep",),
     }
     __getattr__ = lazy_attributes(__name__, _NAMES)
 
@@ -39,6 +41,7 @@ __all__ = [
     "compile_many",
     "load_config",
     "setup_distributed",
+    "sweep",
 ]
 
 plugin_messages.hide_where_no_gpu_is()

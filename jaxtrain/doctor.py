@@ -7,7 +7,7 @@ import platform
 import shutil
 from typing import Any
 
-from jaxtrain import commands
+from jaxtrain import commands, script_doctor
 
 CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
 OPTIONAL = {  # module -> what needs it
@@ -24,12 +24,20 @@ ACCELERATOR = ("XLA_FLAGS", "XLA_PYTHON_CLIENT_", "JAX_", "CUDA_VISIBLE_DEVICES"
 
 
 def main(argv: commands.Arguments = None) -> int:
-    p = commands.parser("doctor", "Report devices, precision support and versions.", "python -m jaxtrain.doctor --json")
+    about = "Report devices, precision support and versions; or what of a training script compiles."
+    p = commands.parser("doctor", about, "python -m jaxtrain.doctor --json")
+    p.add_argument("--script", metavar="F", help="run this script up to its first updates; say what compiles")
+    p.add_argument("arguments", nargs="*", help="with --script, after --: the script's arguments")
     commands.add_json(p)
     return commands.main(run, p.parse_args(argv))
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.script is not None:
+        arguments.found = found = script_doctor.examine(arguments.script, arguments.arguments)
+        if not arguments.json:
+            print("\n".join(script_doctor.describe(found)))
+        return
     commands.quiet_jax()
     arguments.found = found = examine()
     if arguments.json:

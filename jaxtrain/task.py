@@ -241,6 +241,8 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     traced_hparams: settings that the step may take as arrays, so that runs that differ in them share one compiled
         program: "seed", dropout rates that reach jaxtrain.nn.dropout as they are, coefficients that `loss` reads from
         its config at every call and only computes with.
+    graph_numbers: config -> further numbers that the loss takes as arrays, float32 scalars by a key that begins with
+        "#": those of a recorded torch graph (jaxtrain.runtime.traced_hparams.number reads them).
     pads_batches: an uneven batch is padded to data.batch_size with rows that are not `valid`, which the loss excludes
         by their weight. False: it comes in its true shape, as in torch.
     target: the batch's entry that outputs are compared with, for the user's own metrics; None if there is none.
@@ -264,6 +266,7 @@ class Task(Metrics[C], Visuals[C], Interop[C], Generic[C]):
     shard_rules: Callable[[C], Mapping[str, tuple]] = lambda config: {}
     splits_tokens: Callable[[C], None] | None = None
     traced_hparams: tuple[str, ...] = ()
+    graph_numbers: Callable[[C], Mapping[str, Any]] = lambda config: {}
     pads_batches: bool = True
     target: str | None = None
     fits: Callable[[Batch, C], bool] = lambda batch, config: True

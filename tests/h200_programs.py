@@ -135,7 +135,7 @@ def facts(name: str, devices: list) -> dict:
 
 def sent(name: str, devices: list) -> list[int]:
     """Bytes that each of these devices sends in a step under ddp, and the fewest that it could."""
-    from jaxtrain import config_io, plan
+    from jaxtrain import config_io, planned_step
     from jaxtrain.nn import fused_attention
 
     config_file, overrides, data = CASES[name]()
@@ -143,7 +143,7 @@ def sent(name: str, devices: list) -> list[int]:
     task, config = config_io.load(config_file, [*overrides, *settings, "train.steps=2", "data.placement=host"])
     rows = {key: np.repeat(values, -(-len(devices) // BATCH), axis=0) for key, values in data.items()}
     with fused_attention.planned_for((9, 0)):
-        made = plan.compile_step(task, config, devices, rows)
+        made = planned_step.compile_step(task, config, devices, rows)
     return [sum(entry["bytes"] for entry in made["collectives"].values()), sum(made["minimum_bytes"].values())]
 
 

@@ -126,6 +126,16 @@ ELSEWHERE = {
         "python -m jaxtrain.plan --config configs/memory_lm_128k.yaml --devices 8 --target h200 --predict --no-fit "
         "data.tokenizer=bytes",
     ],
+    "tests/unit/engine/test_gpu_cards.py::test_a_table_of_kinds_puts_the_cheapest_that_fits_first": [
+        "python -m jaxtrain.plan --config F --devices 8 --shop --prices prices.yaml --samples 1000000",
+    ],
+    "tests/unit/tuning/test_sweep.py::test_the_example_ranks_its_runs_and_loads_the_best_into_torch": [
+        "python examples/sweep.py",
+    ],
+    "tests/e2e/test_script_doctor.py::test_modules_of_a_plain_torch_script_are_told_to_convert": [
+        "python -m jaxtrain.doctor --script train.py -- --epochs 1",
+        "python -m jaxtrain.doctor --script train.py --json -- ARGUMENTS",
+    ],
     "tests/e2e/test_plan.py::test_a_prediction_names_its_kernels_and_its_price": [
         "python -m jaxtrain.plan --config F --devices 1 --predict",
     ],
@@ -241,6 +251,7 @@ NOT_RUN = {
         "pip install 'jaxtrain[torch]'",
         "pip install 'jaxtrain[fmri]'",
         "pip install 'jaxtrain[plan]'",
+        "pip install 'jaxtrain[plan-tpu]'",
         "pip install 'jaxtrain[drop-in,torch]'",
         "pip install 'jaxtrain[hydra]'",
         "pip install torchvision --index-url https://download.pytorch.org/whl/cpu",
@@ -274,6 +285,7 @@ NOT_RUN = {
         "python -m benchmarks.predict",
         "python -m benchmarks.startup",
         "python -m benchmarks.steps_per_call",
+        "python -m benchmarks.sweep",
         "python -m benchmarks.torch_backend --json backend.json",
     ],
     "takes minutes to hours; done by hand before a release": [

@@ -22,6 +22,7 @@ class IndexStream:
 
     size: samples in the dataset. batch_size: samples per optimizer step, over all processes. group: an epoch drops the
     last samples of its order, so that their number is a multiple of `group`; not if there are fewer than `group`.
+    picked: the positions that are the dataset, of a larger one; None for all.
     """
 
     size: int
@@ -30,6 +31,7 @@ class IndexStream:
     shuffle: bool = True
     drop_last: bool = False
     group: int = 1
+    picked: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self):
         if self.size < 1:
@@ -65,6 +67,7 @@ class IndexStream:
         epoch, place = self.place(step)
         order = _order(self.size, self.seed, epoch, self.shuffle)
         indices = order[: self.samples][place * self.batch_size : (place + 1) * self.batch_size]
+        indices = indices if self.picked is None else self.picked[indices]
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 
@@ -166,6 +169,7 @@ class SamplerStream:
                 f"batch {place} of epoch {epoch} has {len(indices)} samples, data.batch_size is {self.batch_size}: set "
                 "it to the largest that the batch_sampler gives"
             )
+        indices = indices if self.picked is None else self.picked[indices]
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 

@@ -393,6 +393,7 @@ def make_stream(
         return IterableStream(source, batch_size, once=not training)
     if isinstance(source, OrderedSource):
         return SamplerStream(source, batch_size, seed, epochs, steps)
+    picked = getattr(source, "picked", None)
     if training:
-        return IndexStream(len(source), batch_size, seed, shuffle, drop_last, getattr(source, "group", 1))
-    return IndexStream(len(source), batch_size, shuffle=False)
+        return IndexStream(len(source), batch_size, seed, shuffle, drop_last, getattr(source, "group", 1), picked)
+    return IndexStream(len(source), batch_size, shuffle=False, picked=picked)

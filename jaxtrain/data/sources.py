@@ -58,6 +58,17 @@ class ArraySource:
         return sum(column.nbytes for column in self.columns.values())
 
 
+class PickedRows(ArraySource):
+    """Some rows of a columnar source, such as a fold of it. picked: int64 positions of the rows. The columns stay
+    whole, so that several such sources share them on the device."""
+
+    def __init__(self, source: ArraySource, picked: np.ndarray):
+        self.batched, self.columns, self.picked = source.batched, source.columns, picked
+
+    def __len__(self) -> int:
+        return len(self.picked)
+
+
 def _column(name: str, value: Any) -> np.ndarray:
     array = np.asarray(None if _is_dataset(value) else value)
     if array.ndim:

@@ -2,26 +2,32 @@
 
 import jax.numpy as jnp
 
-# part of jax's device_kind -> TFLOP/s in (bfloat16 or float16, TF32, float32 without tensor cores). First match wins.
+from jaxtrain.runtime.gpu_cards import GPUS
+
+# part of jax's device_kind -> kind in gpu_cards. First match wins.
+_KINDS = {
+    "H100 PCIe": "h100-pcie",
+    "H100 NVL": "h100-nvl",
+    "H100": "h100",
+    "H200": "h200",
+    "GB200": "gb200",
+    "B200": "b200",
+    "A100": "a100",
+    "RTX A6000": "a6000",
+    "A10G": "a10g",
+    "L40S": "l40s",
+    "RTX 5090": "rtx-5090",
+    "RTX PRO 6000": "rtx-pro-6000",
+    "RTX 4090": "rtx-4090",
+    "V100": "v100",
+    "T4": "t4",
+}
+# of further ones: TFLOP/s in (bfloat16 or float16, TF32, float32 without tensor cores)
 _PEAKS = {
-    "H100 PCIe": (756.0, 378.0, 51.0),
-    "H100 NVL": (835.0, 417.5, 60.0),
-    "H100": (989.4, 494.7, 66.9),
-    "H200": (989.4, 494.7, 66.9),
-    "GH200": (989.4, 494.7, 66.9),
-    "B200": (2250.0, 1125.0, 75.0),
-    "A100": (312.0, 156.0, 19.5),
-    "RTX A6000": (154.8, 77.4, 38.7),
-    "A10G": (70.0, 35.0, 35.0),
     "A10": (125.0, 62.5, 31.2),
-    "L40S": (362.0, 181.0, 91.6),
     "L40": (181.0, 90.5, 90.5),
     "L4": (121.0, 60.0, 30.3),
-    "RTX 5090": (209.5, 104.8, 104.8),
-    "RTX 4090": (165.2, 82.6, 82.6),
     "RTX 3090": (71.0, 35.6, 35.6),
-    "V100": (125.0, 15.7, 15.7),
-    "T4": (65.0, 8.1, 8.1),
     "TPU v4": (275.0, None, None),
     "TPU v5 lite": (197.0, None, None),
     "TPU v5": (459.0, None, None),
@@ -34,8 +40,17 @@ def peak_flops(device_kind: str, compute: jnp.dtype, matmul: str = "default") ->
 
     matmul: `precision.matmul`; float32 products use TF32 unless it is "highest".
     """
-    for part, (half, tf32, full) in _PEAKS.items():
-        if part in device_kind:
-            peak = half if jnp.dtype(compute).itemsize == 2 else full if matmul == "highest" else tf32
-            return peak * 1e12 if peak else None
+    for half, single, plain in _peaks(device_kind):
+        return half if jnp.dtype(compute).itemsize == 2 else plain if matmul == "highest" else single
     return None
+
+
+def _peaks(device_kind: str) -> list[tuple[float | None, ...]]:
+    known = [
+        (gpu.half, gpu.single, gpu.plain)
+        for part, name in _KINDS.items()
+        if part in device_kind
+        for gpu in [GPUS[name]]
+    ]
+    own = [peaks for part, peaks in _PEAKS.items() if part in device_kind]
+    return known or [tuple(peak and peak * 1e12 for peak in peaks) for peaks in own]

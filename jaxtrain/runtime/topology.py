@@ -14,22 +14,15 @@ import jax
 from jax.experimental import topologies
 
 from jaxtrain.errors import UserError
+from jaxtrain.runtime.gpu_cards import GPUS, THREADS, UNITS, Gpu
 from jaxtrain.runtime.kernel_cost import Card
-from jaxtrain.runtime.peak_flops import peak_flops
 
-# name: (compute capability, cores, memory bytes, bandwidth B/s, shared memory per core, L2 bytes, clock GHz)
-TARGETS = {
-    "h200": ((9, 0), 132, 151_397_597_184, 4_800_000_000_000, 233_472, 52_428_800, 1.98),
-    "h100": ((9, 0), 132, 85_028_896_768, 3_350_000_000_000, 233_472, 52_428_800, 1.98),
-    "a100": ((8, 0), 108, 85_098_971_136, 2_039_000_000_000, 167_936, 41_943_040, 1.41),
-    "a6000": ((8, 6), 84, 51_041_271_808, 768_000_000_000, 102_400, 6_291_456, 1.80),
-    "l40s": ((8, 9), 142, 47_697_362_944, 864_000_000_000, 102_400, 100_663_296, 2.52),
-}
-# B/s of the link between the GPUs of one machine, and of one GPU's share of the network between machines
-LINKS = {"h200": 450e9, "h100": 450e9, "a100": 300e9, "a6000": 28e9, "l40s": 28e9}
-NETWORK = {"h200": 50e9, "h100": 50e9, "a100": 25e9, "a6000": 12.5e9, "l40s": 12.5e9}
 # Device kinds by which jax (from 0.11 on) knows the GPU that a Triton kernel is lowered for, by compute capability
-_KINDS = {(8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40", (9, 0): "NVIDIA H100"}
+LEAST = (7, 5)  # compute capability; CUDA 13's compiler has none before, so a V100 is planned with its program
+_KINDS = {
+    (7, 5): "Tesla T4", (8, 0): "NVIDIA A100", (8, 6): "NVIDIA A10", (8, 9): "NVIDIA L40",
+    (9, 0): "NVIDIA H100", (10, 0): "NVIDIA B200", (12, 0): "NVIDIA GeForce RTX 5090",
+}  # fmt: skip
 FLAGS = (
     "--xla_gpu_enable_triton_gemm=false",  # its tile sizes are autotuned on a real device
     "--xla_gpu_autotune_level=0",
@@ -56,10 +49,8 @@ def _plugin_folders():
 
 
 def devices(target: str, count: int, hosts: int | None = None) -> list:
-    """Return descriptions of `count` GPUs of one kind on `hosts` machines (by default 8 per machine)."""
-    if target not in TARGETS:
-        raise UserError(f"--target {target}: unknown; known here: {', '.join(TARGETS)}")
-    hosts = hosts or -(-count // 8)
+    """Return descriptions of `count` GPUs of one kind on `hosts` machines (by default 8 per machine, 72 of GB200)."""
+    hosts = machines(target, count, hosts)
     if count % hosts:
         raise UserError(f"--devices {count} cannot be spread over --hosts {hosts} evenly")
     shape = f"{hosts}x{count // hosts}x1"
@@ -82,37 +73,50 @@ def lowering_for(devices: Sequence[Any]) -> contextlib.AbstractContextManager:
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
+def gpu(target: str) -> Gpu:
+    """Return the figures of a kind of GPU. Raises UserError for an unknown one."""
+    if target not in GPUS:
+        raise UserError(f"--target {target}: unknown; known here: {', '.join(GPUS)}")
+    return GPUS[target]
+
+
+def machines(target: str, count: int, hosts: int | None = None) -> int:
+    """Return the number of machines (of NVLink's domains) that so many GPUs are on, unless it is given."""
+    return hosts or -(-count // gpu(target).together)
+
+
 def memory_bytes(target: str) -> int:
     """Return the bytes of one GPU that a program can use; the driver and the runtime take about 3 %."""
-    return int(TARGETS[target][2] * 0.97)
+    return int(gpu(target).memory * 0.97)
 
 
 def card(target: str, hosts: int) -> Card:
     """Return the peaks of a target GPU, in a run on so many machines."""
-    kind = target.upper().replace("A6000", "RTX A6000")
+    of = gpu(target)
+    link = of.link if hosts == 1 else min(of.link, of.network)
+    return Card(of.half, of.single, of.plain, of.bandwidth, link, of.cores)
 
-    def peak(dtype: Any, matmul: str) -> float:
-        found = peak_flops(kind, dtype, matmul)
-        if found is None:
-            raise UserError(f"--target {target}: its peak in {dtype} is not known")
-        return found
 
-    half, single, plain = peak("bfloat16", "default"), peak("float32", "default"), peak("float32", "highest")
-    _, cores, _, bandwidth, *_ = TARGETS[target]
-    link = LINKS[target] if hosts == 1 else min(LINKS[target], NETWORK[target])
-    return Card(half, single, plain, bandwidth, link, cores)
+def check_products(target: str, policy: str) -> None:
+    """Raise UserError if a GPU lacks the matrix products of a precision policy."""
+    of, kind = gpu(target), "fp8" if policy == "fp8" else "bf16" if policy.startswith("bf16") else ""
+    if (kind == "fp8" and of.fp8 is None) or (kind == "bf16" and not of.bf16):
+        other = "bf16" if of.bf16 else "fp16"
+        raise UserError(f"--target {target}: has no {kind} products; precision.policy={other} has")
 
 
 def _describe(target: str) -> str:
     """Return the GPU's public figures in the format that XLA's GPU compiler reads (GpuTargetConfigProto)."""
-    (major, minor), cores, memory, bandwidth, shared, l2, clock = TARGETS[target]
+    of = gpu(target)
+    major, minor = max(of.capability, LEAST)
+    threads, units = THREADS.get(of.capability, 2048), UNITS.get(of.capability, 128)
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: {shared} threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128
+  shared_memory_per_core: {of.shared} threads_per_core_limit: {threads} core_count: {of.cores} fpus_per_core: {units}
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
-  shared_memory_per_block_optin: {shared - 1024} cuda_compute_capability {{ major: {major} minor: {minor} }}
+  memory_bandwidth: {of.bandwidth:.0f} l2_cache_size: {of.l2} clock_rate_ghz: {of.clock} device_memory_size: {of.memory}
+  shared_memory_per_block_optin: {of.shared - 1024} cuda_compute_capability {{ major: {major} minor: {minor} }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_address_bits: 64
   driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0"

@@ -2,7 +2,8 @@
 
 A task names them in `Task.traced_hparams`. `put` gives a loss its coefficients: a config with arrays in place of the
 settings. A value that a model stores when it is built, such as a dropout rate, is a `TracedFloat`: `current` returns
-the array for it.
+the array for it. A number inside a recorded torch graph, which no setting holds, has a key that begins with "#"
+(`Task.graph_numbers`): `number` returns its array.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+OF_GRAPH = "#"  # begins the key of a number that a recorded graph holds
 Arrays = Mapping[str, Any]  # float32 scalars, int32 for a seed, by the setting's dotted key
 
 
@@ -47,6 +49,11 @@ def current(value: Any) -> Any:
     return _in_force.get().get(value.key, float(value)) if isinstance(value, TracedFloat) else value
 
 
+def number(key: str, otherwise: Any) -> Any:
+    """Return the array with this key inside `in_force`, else `otherwise`."""
+    return _in_force.get().get(key, otherwise)
+
+
 def given(config: Any, keys: Sequence[str]) -> dict[str, np.generic]:
     """Return the settings among `keys` that can be arrays: ints (seeds), and floats other than 0, which compiles
     different code."""
@@ -67,9 +74,11 @@ def marked(config: Any, keys: Sequence[str]) -> Any:
 
 
 def put(config: Any, values: Mapping[str, Any]) -> Any:
-    """Return the config with some values replaced, without validation: they may be arrays."""
+    """Return the config with some values replaced, without validation: they may be arrays. Numbers
+    of a graph are left out."""
     for key, value in values.items():
-        config = _put(config, key.split("."), value)
+        if not key.startswith(OF_GRAPH):
+            config = _put(config, key.split("."), value)
     return config
 
 

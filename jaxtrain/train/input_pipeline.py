@@ -122,11 +122,12 @@ class InputPipeline:
         )
         self.train_loader.stream.draw_anew()
 
-    def variant(self, config: TrainingConfig) -> "InputPipeline":
+    def variant(self, config: TrainingConfig, train: Any = None, validation: Any = None) -> "InputPipeline":
         """Return a pipeline with the same data for another config; another seed builds the datasets anew, as they may
-        depend on it."""
-        if config.seed != self.config.seed:
-            other = InputPipeline(self.task, config, self._given["train"], self._given["validation"], self.interrupted)
+        depend on it. train, validation: sources in place of the given ones."""
+        train, validation = train or self._given["train"], validation or self._given["validation"]
+        if config.seed != self.config.seed or train is not self._given["train"]:
+            other = InputPipeline(self.task, config, train, validation, self.interrupted)
         else:
             other = copy.copy(self)
             other.config = config
@@ -225,8 +226,9 @@ class InputPipeline:
         if not loader.on_device:
             return {}
         columns, size = loader.source.columns, loader.stream.batch_size
-        for first in range(0, len(loader.source), size):
-            rows = np.arange(first, min(first + size, len(loader.source)))
+        total = len(jax.tree.leaves(columns)[0])  # the source may be a part of the rows
+        for first in range(0, total, size):
+            rows = np.arange(first, min(first + size, total))
             batch = jax.tree.map(lambda column, rows=rows: column[rows], columns)
             self.task.check_batch(row_keys.join(row_keys.rows(rows, rows >= 0, columns), batch), self.config)
         place = lambda column: jax.make_array_from_process_local_data(self.layout.replicated, column, column.shape)

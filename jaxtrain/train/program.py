@@ -112,7 +112,7 @@ class Program:
 
     @property
     def has_own_schedule(self) -> bool:
-        """Return True if the schedule is the user's object or, in a run made in Python, the task's."""
+        """Tell whether the schedule is the user's object or, in a run made in Python, the task's."""
         return self.given_schedule is not None or (self.config.task is None and self.task.schedule is not None)
 
     @property
@@ -149,11 +149,11 @@ class Program:
         if self.given is not None:
             self.state = self.state.replace(opt_state=self.given.taken_over(self.state.opt_state))
 
-    def variant(self, config: TrainingConfig) -> "Program":
+    def variant(self, config: TrainingConfig, train: Any = None, validation: Any = None) -> "Program":
         """Return a program at the start of another run, which shares this one's data and compiled functions.
 
-        config: may differ only in numbers (Task.traced_hparams), rates, schedule and run folder, which need no new
-        compilation. Raises ValueError for any other difference.
+        config: may differ only in numbers, rates, schedule and run folder, which need no new compilation. Raises
+        ValueError for any other difference. train, validation: sources of the same sizes, in place of this program's.
         """
         config = with_defaults(self.task, config)
         changed = differences(self.config, config, self.task)
@@ -162,7 +162,7 @@ class Program:
         other = copy.copy(self)
         other.config = config
         other._evaluators = {}
-        other.data = self.data.variant(config)
+        other.data = self.data.variant(config, train, validation)
         other._make_schedule()
         other._start_afresh()
         return other
@@ -278,13 +278,16 @@ class Program:
         if self.given is None:
             floats |= optimizers.rates(optim, set(self.optimizer.groups.values()) or {"default"})
             floats["factor"] = schedules.table(self.schedule, self.total_steps)
-        floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats)
-        floats |= {} if self.given is None else self.given.hyper(self.total_steps, self.steps_per_epoch)
-        return floats | {"numbers": traced_hparams.given(self.config, self.task.traced_hparams)}
+        floats = jax.tree.map(lambda value: np.asarray(value, np.float32), floats) | {"numbers": self._numbers}
+        return floats | ({} if self.given is None else self.given.hyper(self.total_steps, self.steps_per_epoch))
 
     def traced_hparams(self) -> dict[str, jax.Array]:
-        """Return the settings that the step takes as arrays (Task.traced_hparams)."""
-        return jax.device_put(traced_hparams.given(self.config, self.task.traced_hparams), self.layout.replicated)
+        """Return the numbers that the step takes as arrays (Task.traced_hparams, Task.graph_numbers)."""
+        return jax.device_put(self._numbers, self.layout.replicated)
+
+    @property
+    def _numbers(self) -> dict[str, Any]:
+        return traced_hparams.given(self.config, self.task.traced_hparams) | dict(self.task.graph_numbers(self.config))
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
@@ -305,9 +308,7 @@ class Program:
     def _make_evaluator(self, split: str) -> Callable[[], dict[str, float]]:
         source, stream, loader = self.data.evaluation(split)
         loader.batch_shapes = padding.choose(self, split, loader)
-        columns, numbers = self.columns(loader), self.traced_hparams()
-
-        own = self.metrics
+        columns, numbers, own = self.columns(loader), self.traced_hparams(), self.metrics
 
         def make() -> Compiled:
             jitted = self.jit(self.evaluation_step(keep=own is not None), out_shardings=self.layout.replicated)

@@ -16,8 +16,10 @@ from jaxtrain.runtime.preemption import Preempted
 from jaxtrain.task import Task
 from jaxtrain.train.compilation.compile_key import code_of, differences
 from jaxtrain.train.compilation.out_of_memory import is_out_of_memory
-from jaxtrain.train.search.vmap_trainer import Population
+from jaxtrain.train.program import Program
+from jaxtrain.train.search.vmap_trainer import FolderMember, Outcome, Population
 from jaxtrain.train.trainer import Trainer
+from jaxtrain.tuning import torch_modules
 from jaxtrain.tuning.space import Space, apply
 from jaxtrain.tuning.study import Study
 
@@ -67,7 +69,10 @@ class Trials:
         return state
 
     def check_population(self) -> None:
-        """Raise UserError if trials of this space cannot be trained in one program."""
+        """Raise UserError if trials of this space cannot be trained in one program. Torch modules show it only once
+        they are made: those of another structure then have a program of their own."""
+        if self._of_modules:
+            return
         first = self._config_at(0)
         sections = sorted({name for end in (0, 1) for name in differences(first[1], self._config_at(end)[1], first[0])})
         if sections:
@@ -84,28 +89,73 @@ class Trials:
             )
 
     def run_together(self, trials: Sequence[Trial]) -> None:
-        """Train these trials in one program. No trial is pruned; a trial with a non-finite loss fails alone."""
+        """Train these trials in one program; of torch modules, in one per structure. A trial with a non-finite loss
+        fails alone; the study's pruner ends others, and their lanes are freed."""
         try:
             configs = [self.config(trial, self.choose(trial))[1] for trial in trials]
-            template = self._template(self.task, configs[0])
-            before = template.program.compilations
-            outcomes = Population([template.program.variant(config) for config in configs]).train()
-            self.compilations += template.program.compilations - before
+            batches = self._batches(configs)
         except Exception as error:
-            for trial in trials:
-                trial.set_user_attr("error", describe(error))
-                self.tell(trial, TrialState.FAIL, None)
+            self._all_failed(trials, error)
             return
-        for trial, outcome in zip(trials, outcomes, strict=True):
-            error = outcome.error
-            if error is None:
-                try:
-                    value = best_score(outcome.program.config.evaluation, outcome.history)
-                except UserError as never:
-                    error = never
-            if error is not None:
-                trial.set_user_attr("error", describe(error))
-            self.tell(trial, TrialState.COMPLETE if error is None else TrialState.FAIL, None if error else value)
+        for positions, programs in batches:
+            taken = [trials[position] for position in positions]
+            own = {program.config.run.dir: configs[p] for program, p in zip(programs, positions, strict=True)}
+            before = programs[0].compilations
+            try:
+                population = Population(
+                    programs,
+                    lambda program, own=own: FolderMember(program, own[program.config.run.dir]),
+                    lambda step, metrics, taken=taken, first=programs[0]: self._prune(taken, first, step, metrics),
+                )
+                outcomes = population.train()
+            except Exception as error:
+                self._all_failed(taken, error)
+                continue
+            finally:
+                self.compilations += programs[0].compilations - before
+            for trial, member, outcome in zip(taken, population.members, outcomes, strict=True):
+                self._tell_outcome(trial, member.pruned, outcome)
+
+    def _all_failed(self, trials: Sequence[Trial], error: Exception) -> None:
+        for trial in trials:
+            trial.set_user_attr("error", describe(error))
+            self.tell(trial, TrialState.FAIL, None)
+
+    def _batches(self, configs: Sequence[TrainingConfig]) -> list[tuple[list[int], list[Program]]]:
+        """Return positions and programs of the trials that train together."""
+        if not self._of_modules:
+            template = self._template(self.task, configs[0])
+            return [(list(range(len(configs))), [template.program.variant(config) for config in configs])]
+        prepared = torch_modules.programs(configs)
+        place = {config.run.dir: position for position, config in enumerate(configs)}
+        for note in prepared.notes:
+            print(f"trials in programs of their own: {note}", flush=True)
+        return [([place[plan.config.run.dir] for plan in b.plans], b.programs) for b in prepared.batches]
+
+    @property
+    def _of_modules(self) -> bool:
+        return "model" in self.task.sections and self.task.sections["model"] is torch_modules.Model
+
+    def _prune(self, trials: Sequence[Trial], program: Program, step: int, metrics: Mapping[int, Any]) -> list[int]:
+        """Report an evaluation to the study; return the positions of the trials that its pruner ends."""
+        metric, pruned = program.config.evaluation.metric, []
+        for position, found in metrics.items():
+            if math.isfinite(found[metric]):
+                trials[position].report(found[metric], evaluation_number(program, step))
+                pruned += [position] if trials[position].should_prune() else []
+        return pruned
+
+    def _tell_outcome(self, trial: Trial, pruned: bool, outcome: Outcome) -> None:
+        error, value = outcome.error, None
+        if error is None and not pruned:
+            try:
+                value = best_score(outcome.program.config.evaluation, outcome.history)
+            except UserError as never:
+                error = never
+        if error is not None:
+            trial.set_user_attr("error", describe(error))
+        ended = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        self.tell(trial, ended if error is None else TrialState.FAIL, value)
 
     def _config_at(self, end: int) -> tuple[Task, TrainingConfig]:
         inside = lambda setting: setting.high if setting.ends[end] == 0.0 and setting.high else setting.ends[end]
@@ -158,7 +208,7 @@ class Trials:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def evaluation_number(trainer: Trainer, step: int) -> int:
+def evaluation_number(trainer: Trainer | Program, step: int) -> int:
     """Return the number of the evaluation at a step: 1 for the first one of a run, independent of the batch size."""
     evaluation = trainer.config.evaluation
     every = evaluation.every_steps or (evaluation.every_epochs or 1) * trainer.steps_per_epoch

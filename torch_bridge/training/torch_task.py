@@ -68,7 +68,7 @@ class TorchTask:
         self.loss_record = self._loss_record()
         self._unread: set[int] = set()
         shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        self._shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
+        self.shapes = {key: jax.tree.map(shape, value) for key, value in example.items()}
         self.trained = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
         self._record_first(example, fixed=inputs is not None)
         self.record(example, training=True)
@@ -122,6 +122,11 @@ class TorchTask:
         except UnsupportedModel as error:
             raise UserError(str(error)) from error
 
+    def record_outputs(self) -> None:
+        """Record the module's outputs in evaluation mode, which otherwise happens where they are first computed."""
+        zeros = {key: jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes) for key, shapes in self.shapes.items()}
+        jax.eval_shape(lambda: jax.tree.leaves(self.outputs(self.build(), zeros)))
+
     def fits(self, batch: Mapping[str, Any]) -> bool:
         """Return True if a record of the training loss is valid for arrays of these shapes. Records nothing."""
         return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
@@ -165,10 +170,8 @@ class TorchTask:
         if values == self._values and not constants and not self._moved:
             return []
         try:
-            now = [self._loss_record().graph((self._shapes,), training)[0] for training in (False, True)]
-            if all(
-                graph.computes_as(self.loss_record.graph((self._shapes,), i == 1)[0]) for i, graph in enumerate(now)
-            ):
+            now = [self._loss_record().graph((self.shapes,), training)[0] for training in (False, True)]
+            if all(graph.computes_as(self.loss_record.graph((self.shapes,), i == 1)[0]) for i, graph in enumerate(now)):
                 self._values, self._moved = values, []  # the changed values are not read
                 self._unread.update(constants)
                 self._hold_constants()
@@ -246,7 +249,7 @@ class TorchTask:
     def _fault_in_torch(self) -> UserError | None:
         """Return the error that torch raises for a batch of zeros; None if it computes the loss."""
         try:
-            zeros = jax.tree.map(lambda leaf: to_torch(np.zeros(leaf.shape, leaf.dtype)), self._shapes)
+            zeros = jax.tree.map(lambda leaf: to_torch(np.zeros(leaf.shape, leaf.dtype)), self.shapes)
             LossEntry(copy.deepcopy(self.module), self.criterion, self.plan)(zeros)
         except Exception as error:  # whatever torch or the module raises
             fault = UnsupportedModel(

@@ -31,10 +31,6 @@ def _definition(text: str) -> TorchTask:
     module = construct(model["target"], model["kwargs"], "model.target")
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"model.target: {model['target']} gives {type(module).__name__}, wanted a torch.nn.Module")
-    source = _source(data, "train")
-    if source is None:
-        raise UserError("data.target gives no training data, and the module is recorded with its first samples")
-    example = collate([source[0], source[min(1, len(source) - 1)]])
     criterion = None
     if loss["target"] is not None:
         criterion = find(loss["target"], "loss.target")
@@ -42,7 +38,19 @@ def _definition(text: str) -> TorchTask:
             criterion = construct(loss["target"], loss["kwargs"], "loss.target")
     wanted = LoraConfig(**sections["lora"])
     adapters = (wanted, sections["seed"]) if wanted.rank else None
-    return TorchTask(module, criterion, example, model["inputs"], loss["target_key"], adapters)
+    return TorchTask(module, criterion, _example(data), model["inputs"], loss["target_key"], adapters)
+
+
+def recorded(config: Any, module: torch.nn.Module, criterion: Any) -> TorchTask:
+    """Record a module and a loss that were made already, for a config's data."""
+    return TorchTask(module, criterion, _example(config.data.model_dump()), config.model.inputs, config.loss.target_key)
+
+
+def _example(data: Mapping[str, Any]) -> dict[str, Any]:
+    source = _source(data, "train")
+    if source is None:
+        raise UserError("data.target gives no training data, and the module is recorded with its first samples")
+    return collate([source[0], source[min(1, len(source) - 1)]])
 
 
 def build_data(config: Any, split: str) -> Any:

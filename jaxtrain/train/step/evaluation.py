@@ -31,7 +31,7 @@ def make_eval_step(
     def eval_step(
         params: Arrays, frozen: Arrays, buffers: Arrays, batch: Batch, columns: Arrays, numbers: Arrays
     ) -> Any:
-        with layout.spread():
+        with layout.spread(), traced_hparams.in_force(numbers):
             return evaluated(params, frozen, buffers, batch, columns, numbers)
 
     def evaluated(params, frozen, buffers, batch, columns, numbers) -> Any:

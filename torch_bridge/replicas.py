@@ -1,4 +1,4 @@
-"""What a loss is called with: DistributedDataParallel stays around a module, as torch runs such a loss itself."""
+"""Arguments of a loss: DistributedDataParallel stays around a module, as torch runs such a loss itself."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a compiled step asks of torch before a call, and its words for what torch has to run."""
+"""Questions of a compiled step to torch before a call, and its words for what torch has to run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,7 +48,7 @@ DEEPEST = 6  # of objects nested in a batch
 
 
 class Asked(TorchFunctionMode):
-    """What a loss asks of torch's autograd in a call that torch runs, while active.
+    """Requests of a loss to torch's autograd in a call that torch runs, while active.
 
     again: gradients that are differentiated again. tensors: of the batch, by their number in it, that it has begun to
     differentiate by (`x.requires_grad_()`).

@@ -9,7 +9,7 @@ from jaxtrain.optim.torch_optimizer import OptaxUpdate
 
 
 class FirstLook:
-    """What is known of a step's loss before it is captured. Few modules are captured as fast as they are looked at."""
+    """Knowledge of a step's loss before it is captured. Few modules are captured as fast as they are looked at."""
 
     def __init__(self, step: Any):
         from torch_bridge.lowering import foreseen

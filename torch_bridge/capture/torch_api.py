@@ -282,8 +282,7 @@ def _prepare_dynamo() -> None:
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **_: Any) -> None:
-    """What Dynamo captures in place of `warnings.warn`: a step shows the warning while it captures; else Python runs
-    it."""
+    """Stand for `warnings.warn` in captured code: a step shows the warning while it captures; else Python runs it."""
     if not torch._dynamo.config.capture_scalar_outputs:  # not `whole`
         torch._dynamo.graph_break()
     _show_warning(message, category, stacklevel)

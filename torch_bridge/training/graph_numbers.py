@@ -21,8 +21,9 @@ from jaxtrain.runtime import traced_hparams
 from torch_bridge.lowering.interpreter import Graph
 
 NEAR = 1e-9  # relative difference of two forms of one number, such as p and 1 - (1 - p)
-ARITHMETIC = tuple(
-    f"aten.{name}.{form}" for name in ("mul", "div", "add", "sub", "rsub") for form in ("Tensor", "Scalar")
+ARITHMETIC = (
+    *(f"aten.{name}.{form}" for name in ("mul", "div", "add", "sub", "rsub") for form in ("Tensor", "Scalar")),
+    "aten.bernoulli.p",  # of which torch makes Dropout2d
 )
 DROPOUTS = ("aten.native_dropout.default", "aten.dropout.default", "aten.feature_dropout.default")
 
@@ -33,7 +34,7 @@ class NotLifted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What torch computes in one call. structure: its operators, with everything that is not a float. floats: the
+    """Operators and numbers of one call in torch. structure: its operators, with everything that is not a float. floats: the
     numbers among their arguments, in order."""
 
     structure: tuple

@@ -98,7 +98,7 @@ class MemoryRecord(RunRecord):
 
 
 class Silent:
-    """What takes the place of a tracker and of checkpoints that a member in memory has not."""
+    """Stand-in for a tracker and of checkpoints that a member in memory has not."""
 
     newest = None
 

@@ -100,7 +100,7 @@ def test_100_compiled_steps_with_adamw_beside_it_are_torchs(where):
     assert step.torch is None
     assert_close(ours, theirs)
     if "shard" in where:
-        moment = step.opt_state["body.2.weight"]["momentum_buffer"]
+        moment = step.opt_state[0]["body.2.weight"]["momentum_buffer"]
         assert moment.addressable_shards[0].data.size * 8 == moment.size
 
 

@@ -88,7 +88,7 @@ class Traces:
 
 
 class _Reading(threading.local):
-    """Whether this thread runs code that may not write to a file."""
+    """Mark of a thread that runs code that may not write to a file."""
 
     active = False
 

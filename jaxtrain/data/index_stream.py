@@ -169,7 +169,6 @@ class SamplerStream:
                 f"batch {place} of epoch {epoch} has {len(indices)} samples, data.batch_size is {self.batch_size}: set "
                 "it to the largest that the batch_sampler gives"
             )
-        indices = indices if self.picked is None else self.picked[indices]
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid
 

@@ -34,8 +34,10 @@ class NotLifted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """Operators and numbers of one call in torch. structure: its operators, with everything that is not a float. floats: the
-    numbers among their arguments, in order."""
+    """Operators and numbers of one call in torch.
+
+    structure: its operators, with everything that is not a float. floats: the numbers among their arguments, in order.
+    """
 
     structure: tuple
     floats: tuple[float, ...]

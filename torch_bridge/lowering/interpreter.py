@@ -23,7 +23,6 @@ from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.precision_checks import PrecisionChecks
-from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.recording.gradient_inputs import leading_to
 from torch_bridge.lowering.recording.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
@@ -39,7 +38,7 @@ class Graph:
     """One exported graph. Shapes may vary within what `sizes` admits.
 
     state: names of the parameters and buffers that it reads. constants: tensors outside every state dict, by
-    placeholder. checks: source lines of value checks that torch makes and this graph does not.
+    placeholder.
     """
 
     module: torch.fx.GraphModule
@@ -50,16 +49,10 @@ class Graph:
     structure: Structure
     spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
-    checks: tuple[str, ...] = ()
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
         """Return why the graph does not hold for these inputs of the record; None if it does."""
         return self.sizes.refusal(inputs)
-
-    @functools.cached_property
-    def may_raise(self) -> str:
-        """Name what raises in torch for some values, where this graph returns NaN; "" if nothing does."""
-        return f"the check at {self.checks[0]}" if self.checks else raising(self.module)
 
     @property
     def state(self) -> set[str]:
@@ -150,7 +143,6 @@ def graph_of(
     program: torch.export.ExportedProgram,
     prefix: str = "",
     parts: Mapping[str, str] | None = None,
-    checks: Sequence[str] = (),
 ) -> Graph:
     """Convert an exported program to a runnable Graph. Raises CannotRecord for a tensor that is not dense.
 
@@ -199,7 +191,6 @@ def graph_of(
         structure=Structure.of(program.call_spec.out_spec),
         spec=program.call_spec.out_spec,
         sizes=Sizes.of(program, inputs),
-        checks=tuple(checks),
     )
 
 

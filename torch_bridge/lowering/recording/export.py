@@ -97,20 +97,18 @@ def export(
     left: Changes | None = None,
     *,
     graded: bool = True,
-    checks: list[str] | None = None,
 ) -> torch.export.ExportedProgram:
     """Return the module in its present mode (train or eval) as a functional graph with symbolic sizes.
 
     inputs: its positional arguments, which may be containers of tensors. captured: receives tensors from outside the
     module that the graph holds as constants. read: receives the buffers whose numbers Python read, with the line; see
     `check_read`. left: receives the Python attributes that a call changes although no later call's result depends on
-    it. graded: see `recordable`. checks:
-    receives the lines of value checks that the graph does not make.
+    it. graded: see `recordable`.
 
     Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module), undrawn(), as_parameters(module):
-        return _export(module, _beside(module, inputs), captured, read, left, graded, checks)
+        return _export(module, _beside(module, inputs), captured, read, left, graded)
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
@@ -119,9 +117,7 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
 
-def _export(
-    module: torch.nn.Module, inputs: tuple, captured, read, left, graded: bool, checks
-) -> torch.export.ExportedProgram:
+def _export(module: torch.nn.Module, inputs: tuple, captured, read, left, graded: bool) -> torch.export.ExportedProgram:
     parts = list(unready(module))
     if parts:
         raise UnsupportedModel(_name(module), parts, ADVICE_READY)
@@ -182,8 +178,6 @@ def _export(
     if left is not None:
         left.update(watch.names())
         left.note(watch.values())
-    if checks is not None:
-        checks += [*plain.known.checks, *plain.known.validated]
     if compiling:
         _warn_once(module, f"{asking} asks for a compiler and is told yes: the other branch is not one program")
     for line in plain.known.checks:

@@ -24,7 +24,6 @@ from torch_bridge.lowering.recording import (
     batch_statistics,
     compiler_flags,
     data_sizes,
-    distribution_checks,
     gradients,
     hooks,
     module_hooks,
@@ -74,10 +73,6 @@ def recordable(
         stack.enter_context(shown_types.as_in_torch())
         plain = stack.enter_context(PlainFunctions(module))
         plain.asks_for_compilers = stack.enter_context(compiler_flags.unseen_by_users(not compiling))
-        if validates:
-            begin, look_at_sample = distribution_checks.checked(plain.known.validated)
-            _swap(stack, torch.distributions.Distribution, "__init__", begin)
-            _swap(stack, torch.distributions.Distribution, "_validate_sample", look_at_sample)
         stack.enter_context(only_reading())
         _swap(stack, builtins, "print", _recorded_print(plain.prints))
         _swap(stack, builtins, "max", _greater_or_less(builtins.max, torch.sym_max, torch.gt))

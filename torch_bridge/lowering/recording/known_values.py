@@ -33,7 +33,7 @@ class KnownValues:
     """Track which tensors of one export have known values.
 
     module: the recorded one; its buffers have their present numbers. checks: lines of checks assumed to pass.
-    validated: lines at which torch.distributions would look at values. read: buffers that were read, with the line.
+    read: buffers that were read, with the line.
     captured: tensors from outside the module that the call used, as in a closure, which the record keeps as constants.
     """
 
@@ -41,7 +41,6 @@ class KnownValues:
         self.module = module
         self.buffers = dict(module.named_buffers()) if module is not None else {}
         self.checks: list[str] = []
-        self.validated: list[str] = []
         self.read: dict[str, str] = {}
         self.captured: dict[int, torch.Tensor] = {}
         self._own = {id(tensor) for tensor in (module.parameters() if module is not None else ())}

@@ -45,7 +45,7 @@ class DeviceTensor(torch.Tensor):
 
     values: _Values
     saved_at: int
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     __hash__ = torch.Tensor.__hash__
 
     @staticmethod

@@ -33,7 +33,7 @@ class StepInParts:
         gpus.share_memory()
         compile_cache.enable()
         host_memory.keep()
-        self.weights = SharedWeights(modules, make_layout(ShardConfig(strategy=shard)), None)
+        self.weights = SharedWeights(modules, make_layout(ShardConfig.model_validate({"strategy": shard})), None)
         self._steps: dict[int, CompiledStep] = {}  # by the optimizer's id
         self._on_devices = DeviceTensor
         compile_sharded(self.weights.given.values(), self.weights)

@@ -62,7 +62,8 @@ class Gpu:
 
 
 def _of(capability, cores, memory, bandwidth, l2, clock, peaks, nvlink, pcie, network, **further) -> Gpu:
-    half, single, plain, fp8 = (None if peak is None else peak * 1e12 for peak in peaks)
+    half, single, plain = (peak * 1e12 for peak in peaks[:3])
+    fp8 = None if peaks[3] is None else peaks[3] * 1e12
     links = None if nvlink is None else nvlink * 1e9
     return Gpu(
         capability, cores, memory, bandwidth * 1e9, int(l2 * MIB), clock, half, single, plain, fp8, links, pcie,

@@ -46,7 +46,7 @@ def peak_flops(device_kind: str, compute: jnp.dtype, matmul: str = "default") ->
 
 
 def _peaks(device_kind: str) -> list[tuple[float | None, ...]]:
-    known = [
+    known: list[tuple[float | None, ...]] = [
         (gpu.half, gpu.single, gpu.plain)
         for part, name in _KINDS.items()
         if part in device_kind

@@ -263,7 +263,8 @@ def _columns(source: Any) -> Any:
     """Return a TensorDataset's tensors as columns, which are read without a call for each sample; other data as they
     are."""
     tensors = getattr(getattr(source, "dataset", None), "tensors", None)
-    if type(getattr(source, "dataset", None)).__name__ != "TensorDataset" or getattr(source, "collate", None):
+    plain = type(getattr(source, "dataset", None)).__name__ == "TensorDataset" and not getattr(source, "collate", None)
+    if tensors is None or not plain:
         return source
     return ArraySource({str(i): tensor.numpy() for i, tensor in enumerate(tensors)}, batched=True)
 

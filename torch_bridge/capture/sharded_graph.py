@@ -129,7 +129,7 @@ class _ShardedProgram:
         value = self._program.outputs[position].meta["val"]
         if not isinstance(value, torch.Tensor):
             return array.item()
-        strides = [concrete(stride, self._symbols) for stride in value.stride()]
+        strides: list[Any] = [concrete(stride, self._symbols) for stride in value.stride()]
         if self._stays(position):
             saved_at = self._halves.weights.updates if self._kind == "forward" else -1
             return of_array(array, value.dtype, None if None in strides else tuple(strides), saved_at)

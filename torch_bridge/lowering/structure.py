@@ -22,14 +22,15 @@ def _from_values(values: Iterable[Any], context: tuple) -> Fields:
     return Fields(context[0], dict(zip(context[1], values, strict=True)))
 
 
+def _with_keys(fields: Any) -> tuple[list, Any]:
+    return [(pytree.MappingKey(name), value) for name, value in fields.items()], (fields.owner, tuple(fields))
+
+
 pytree.register_pytree_node(
     Fields,
     lambda fields: (list(fields.values()), (fields.owner, tuple(fields))),
     _from_values,
-    flatten_with_keys_fn=lambda fields: (
-        [(pytree.MappingKey(name), value) for name, value in fields.items()],
-        (fields.owner, tuple(fields)),
-    ),
+    flatten_with_keys_fn=_with_keys,
 )
 
 

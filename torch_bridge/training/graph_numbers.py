@@ -74,7 +74,7 @@ class _Observer(TorchDispatchMode):
             self.floats.append(leaf.item())
             return float
         self.alive.append(leaf)
-        content = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        content = zlib.crc32(leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         self.named[place] = f"content {content}"
         return f"{self.named[place]} {form}"
 

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -221,7 +221,7 @@ class Population:
                 began = time.perf_counter()
         return state, step
 
-    def _batches(self, calls: list[tuple[int, int]]) -> Iterator[tuple[int, int, dict]]:
+    def _batches(self, calls: list[tuple[int, int]]) -> Generator[tuple[int, int, dict], None, None]:
         """Yield (first step, count, batch) of every call. If the members' orders differ, the batch's leaves have a
         member axis before the micro-batch axis."""
         loaders = [member.program.train_loader for member in self.lanes]

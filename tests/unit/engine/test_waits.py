@@ -13,6 +13,7 @@ from jaxtrain.compiled_step import step as steps
 from jaxtrain.runtime import waits
 from jaxtrain.runtime.waits import Waits
 from torch_bridge.capture.module_call import compile_calls
+from torch_bridge.from_torch import from_torch
 
 
 @pytest.fixture
@@ -55,10 +56,15 @@ def test_recording_tells_the_users_line(soon, caplog):
             return super().forward(x)
 
     for module in (nn.Linear(3, 1), Slow(3, 1)):  # the first imports what recording needs
-        step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
-        step(torch.ones(2, 3))
+        from_torch(module, torch.ones(2, 3))
     assert any("is recorded" in text and "time.sleep(3.0)  # as a long" in text for text in caplog.messages)
-    assert any("is compiled in" in text and "shapes (2, 3)" in text for text in caplog.messages)
+
+
+def test_capturing_and_compiling_tell_the_shapes(soon, caplog):
+    module = nn.Linear(3, 1)
+    step = jaxtrain.compile(module, lambda m, x: m(x).mean(), torch.optim.SGD(module.parameters(), 0.1))
+    step(torch.ones(2, 3))
+    assert any("is captured in" in text and "shapes (2, 3)" in text for text in caplog.messages)
 
 
 def test_compiling_is_given_up_when_it_costs_more_than_torch_would(monkeypatch, caplog):

@@ -27,6 +27,8 @@ IN_TORCH = {  # name -> why it is not one program
     "numpy_random": "numpy draws a random number",
     "iterator_in_loss": "it takes from an iterator of elsewhere",
     "clock": "it reads the clock",
+    "prints": "a print comes where it stands",
+    "raises_on_nan": "Python branches on the value of a tensor",
     "branch_on_tensor": "Python branches on the value of a tensor",
     "torchmetrics_in_loss": "the metric branches on the value of a tensor",
 }

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from jaxtrain.errors import UserError
 from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
@@ -47,31 +46,20 @@ def seed_of(seed: int | None) -> int:
 DEEPEST = 6  # of objects nested in a batch
 
 
-class Asked(TorchFunctionMode):
-    """Requests of a loss to torch's autograd in a call that torch runs, while active.
-
-    again: gradients that are differentiated again. tensors: of the batch, by their number in it, that it has begun to
-    differentiate by (`x.requires_grad_()`).
-    """
+class Differentiated:
+    """Tensors of a batch that a call has begun to differentiate by (`x.requires_grad_()`)."""
 
     def __init__(self, batch: Any):
-        super().__init__()
-        self.again, self.tensors = False, frozenset[int]()
-        self._before = [tensor.requires_grad for tensor in _tensors_in(batch)]
-        self._batch = batch
+        """Note the batch before the call."""
+        self._batch, self._before = batch, [tensor.requires_grad for tensor in _tensors_in(batch)]
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function in (torch.autograd.grad, torch.Tensor.backward) and kwargs.get("create_graph"):
-            self.again = True
-        return function(*args, **kwargs)
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def numbers(self) -> frozenset[int]:
+        """Return, after the call, their numbers among the batch's tensors."""
         now = [tensor.requires_grad and tensor.is_leaf for tensor in _tensors_in(self._batch)]
-        if len(now) == len(self._before):
-            pairs = enumerate(zip(self._before, now, strict=True))
-            self.tensors = frozenset(number for number, (before, after) in pairs if after and not before)
+        if len(now) != len(self._before):
+            return frozenset()
+        pairs = enumerate(zip(self._before, now, strict=True))
+        return frozenset(number for number, (before, after) in pairs if after and not before)
 
 
 def begin_gradients(batch: Any, numbers: frozenset[int]) -> None:

@@ -220,3 +220,17 @@ def update(
         optimizer.step(evaluate)
     optimizer.zero_grad()
     return norm
+
+
+def state_of(modules: Iterable[torch.nn.Module]) -> Callable[[], None]:
+    """Return a function that gives buffers, and torch's generator, the values that they have now."""
+    state = torch.get_rng_state()
+    buffers = [(buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()]
+
+    @torch.no_grad()
+    def restore() -> None:
+        torch.set_rng_state(state)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+    return restore

@@ -1,6 +1,5 @@
 """Updates whose loss cannot be one program: torch runs the loss, around the compiled modules."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -27,17 +26,17 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     ahead = not (updates.may_hand_back() or stays)
     if ahead:
         updates.compile_forwards()
-    asked = step.weights.bridge.Asked(batch)
+    differentiated = step.weights.bridge.Differentiated(batch)
     began = time.perf_counter()
     try:
-        with contextlib.nullcontext() if ahead else asked, step.look.watching():
+        with step.look.watching():
             found = updates(batch, update)
     except Exception:
         updates.set_gradients({})
         step.grads = waiting
         raise
     step.torch_s = time.perf_counter() - began
-    step.differentiated |= asked.tensors
+    step.differentiated |= differentiated.numbers()
     once = isinstance(refused, step.weights.bridge.errors.RunsOnceInTorch)
     foreseen = step.look.refusal
     if alone and not foreseen and updates.hand_back(anew=not once):
@@ -47,7 +46,7 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
         return found
     reason = foreseen or reason
     step.torch, updates.reason = updates, reason
-    if stays or asked.again:
+    if stays:
         log.warning("%s; torch runs the steps from here on", reason)
     else:
         log.warning("%s: forward and backward of the modules run compiled, the loss and updates in torch", reason)
@@ -71,6 +70,7 @@ class TorchUpdates:
         self.set_gradients(step.grads)
         step.grads = {}
         self._evaluates = torch_step.wants_closure(step.optimizer)
+        self._tries = False  # whether compiled forwards have not been through a call yet
 
     def may_hand_back(self) -> bool:
         """Return True unless later steps run in torch in any case."""
@@ -96,6 +96,7 @@ class TorchUpdates:
         from torch_bridge.capture.module_call import compile_calls
 
         compile_calls(self.step.weights.given.values())
+        self._tries = True
 
     def set_gradients(self, grads: Mapping[str, Any]) -> None:
         """Store these gradients for the next update."""
@@ -106,6 +107,24 @@ class TorchUpdates:
         return self.bridge.gradients(self.step.weights.tensors, self.parameters)
 
     def __call__(self, batch: Any, update: bool | None) -> Any:
+        if not self._tries:
+            return self._run(batch, update)
+        self._tries, modules = False, list(self.step.weights.given.values())
+        restore, waiting = self.bridge.state_of(modules), self.gradients()
+        try:
+            return self._run(batch, update)
+        except RuntimeError as error:
+            if "double backward" not in str(error):
+                raise
+        from torch_bridge.capture.module_call import leave_calls
+
+        leave_calls(modules)
+        restore()
+        self.set_gradients(waiting)
+        log.warning("the loss differentiates a gradient of compiled modules: torch runs the steps whole")
+        return self._run(batch, update)
+
+    def _run(self, batch: Any, update: bool | None) -> Any:
         step, weights = self.step, self.step.weights
         if weights.dirty:
             weights.sync()  # another update of these modules runs compiled

@@ -120,6 +120,12 @@ def compiled_calls(module: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        leave_calls([module])
+
+
+def leave_calls(modules: Iterable[torch.nn.Module]) -> None:
+    """Let torch run these modules, and their parts, again."""
+    for module in modules:
         for inner in module.modules():
             if isinstance(torch_api.call_of(inner), ModuleCall):
                 torch_api.set_call(inner, None)

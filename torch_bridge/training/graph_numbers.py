@@ -21,9 +21,8 @@ from jaxtrain.runtime import traced_hparams
 from torch_bridge.lowering.interpreter import Graph
 
 NEAR = 1e-9  # relative difference of two forms of one number, such as p and 1 - (1 - p)
-ARITHMETIC = (
-    *(f"aten.{name}.{form}" for name in ("mul", "div", "add", "sub", "rsub") for form in ("Tensor", "Scalar")),
-    "aten.bernoulli.p",  # of which torch makes Dropout2d
+ARITHMETIC = tuple(
+    f"aten.{name}.{form}" for name in ("mul", "div", "add", "sub", "rsub") for form in ("Tensor", "Scalar")
 )
 DROPOUTS = ("aten.native_dropout.default", "aten.dropout.default", "aten.feature_dropout.default")
 

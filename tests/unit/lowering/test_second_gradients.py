@@ -66,7 +66,7 @@ def trained(function, compiled: bool) -> torch.Tensor:
         for _ in range(2):
             step(x)
         step.sync()
-        assert (step.torch is None) == (function is not Exponential.apply)
+        assert (step.torch is None) == (function != Exponential.apply)
     else:
         for _ in range(2):
             optimizer.zero_grad()

@@ -20,17 +20,17 @@ CONFIG = {"data": {"batch_size": 32}, "train": {"epochs": 2, "steps_per_call": 8
 
 
 class Small(nn.Module):
-    """A convolution, dropout of channels and of elements, and a factor that Python holds."""
+    """A convolution, dropout, and a factor that Python holds."""
 
     def __init__(self, dropout=0.2, factor=1.0, width=4):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(1, width, 3), nn.BatchNorm2d(width)
-        self.channels, self.elements = nn.Dropout2d(dropout), nn.Dropout(dropout)
+        self.elements = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, 3)
         self.factor = factor
 
     def forward(self, image):
-        hidden = self.channels(torch.relu(self.norm(self.conv(image))))
+        hidden = torch.relu(self.norm(self.conv(image)))
         return self.factor * self.head(self.elements(hidden.flatten(1)))
 
 

@@ -13,6 +13,7 @@ from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
+from jaxtrain.compiled_step.update import compile_update
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
@@ -100,6 +101,7 @@ class CompiledStep:
         """Drop all graphs and programs. structure: the modules' hooks and replaced forwards, if they have changed."""
         self.structure = self.structure if structure is None else structure
         self.capture = Capture(self, self.capture)
+        self._updates_alone: dict[Any, Callable] = {}
 
     def refresh(self) -> None:
         """Read what torch or another step has changed: weights, optimizer state, parameter groups, parameters."""
@@ -219,6 +221,13 @@ class CompiledStep:
                 f"{self.capture.loss.name}: compiling has taken {spent_s:.0f} s, more than {PATIENCE_STEPS} steps in "
                 f"torch would ({self.torch_s:.2g} s each), and this batch needs another program"
             )
+
+    def update_program(self, divisor: int) -> Callable:
+        """Return the update as a separate program, for gradients that other programs have computed."""
+        key = divisor, self.updates.switches()
+        if key not in self._updates_alone:
+            self._updates_alone[key] = compile_update(self, divisor)
+        return self._updates_alone[key]
 
     def clipped_names(self) -> set[str] | None:
         """Return the names of the parameters whose gradients are clipped; None for all."""

@@ -1,6 +1,10 @@
 """The update inside a compiled step: clip the gradients, move the parameters and the optimizer's state."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from jaxtrain.compiled_step.shared_weights import Arrays
 from jaxtrain.optim.optimizer import clip, global_norm
@@ -19,3 +23,8 @@ def update(step: Any, divisor: int, arrays: Arrays, opt_state: Any, grads: Array
     moved = {name: arrays[name] for name in step.updates.keys if name in grads}
     params, opt_state = step.updates.compiled(list(moved))(grads, opt_state, moved, numbers)
     return (*step.weights.constrained(arrays | params, opt_state), {}), norm
+
+
+def compile_update(step: Any, divisor: int) -> Callable:
+    """Compile the update alone, for gradients that other programs have computed."""
+    return jax.jit(functools.partial(update, step, divisor), donate_argnums=(0, 1))

@@ -24,7 +24,10 @@ class Small(nn.Module):
 
     def __init__(self, dropout=0.2, factor=1.0, width=4):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, width, 3), nn.BatchNorm2d(width)
+        self.conv, self.norm = (
+            nn.Conv2d(1, width, 3, bias=False),
+            nn.BatchNorm2d(width),
+        )  # a bias would train on rounding
         self.elements = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, 3)
         self.factor = factor

@@ -138,6 +138,7 @@ ELSEWHERE = {
     ],
     "tests/e2e/test_plan.py::test_a_prediction_names_its_kernels_and_its_price": [
         "python -m jaxtrain.plan --config F --devices 1 --predict",
+        "python -m jaxtrain.plan --config F --devices 8 --target h100 --predict",
     ],
     "tests/e2e/test_processes.py::test_processes_train_as_one": [
         "torchrun --nproc_per_node=8 -m jaxtrain.run --config F",
@@ -285,6 +286,7 @@ NOT_RUN = {
         "python -m benchmarks.predict",
         "python -m benchmarks.startup",
         "python -m benchmarks.steps_per_call",
+        "python -m benchmarks.public_trainings",
         "python -m benchmarks.sweep",
         "python -m benchmarks.torch_backend --json backend.json",
     ],
@@ -331,6 +333,16 @@ NOT_RUN = {
         "--space configs/hpo/criteria_refit.yaml train.epochs=12 evaluation.patience=5",
         "python -m jaxtrain.run --config runs/tune/criteria_fine/best_config.yaml",
         "python -m jaxtrain.export --run outputs --output model.pt",
+    ],
+    "compiles for a TPU with libtpu, which the environment of the tests does not have": [
+        "jaxtrain plan --target v5e",
+        "python -m jaxtrain.plan --config F --devices 8 --target v5e --predict shard.strategy=fsdp",
+    ],
+    "asks questions; the file that it writes is read by tests/e2e/test_drop_in_accelerate_sharded.py": [
+        "accelerate config",
+    ],
+    "is a script of the reader's": [
+        "python train.py",
     ],
     "compiles a step of two billion parameters for minutes; tests/e2e/test_plan.py plans a smaller one": [
         "python -m jaxtrain.plan --config configs/sherlock_gen1.yaml --devices 1 data.synthetic=arrays "

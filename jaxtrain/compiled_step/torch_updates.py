@@ -31,9 +31,10 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     try:
         with step.look.watching():
             found = updates(batch, update)
-    except Exception:
+    except Exception:  # a mistake of the user's, for which nothing is given up
         updates.set_gradients({})
-        step.grads = waiting
+        step.grads, step.capture.refused = waiting, None
+        step.refusals.recorded()
         raise
     step.torch_s = time.perf_counter() - began
     step.differentiated |= differentiated.numbers()

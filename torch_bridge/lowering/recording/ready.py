@@ -66,6 +66,8 @@ def _without_init(module: torch.nn.Module) -> Obstacle | None:
     waiting, seen = [("", module)], set()
     while waiting:
         path, inner = waiting.pop()
+        if isinstance(inner, torch.jit.ScriptModule):
+            continue  # it keeps its parts elsewhere
         if "_modules" not in vars(inner):
             what = f"{type(inner).__name__}.__init__ does not call super().__init__(), which it has to do first"
             return Obstacle(what, module=path)

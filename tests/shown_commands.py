@@ -335,7 +335,7 @@ NOT_RUN = {
         "python -m jaxtrain.export --run outputs --output model.pt",
     ],
     "compiles for a TPU with libtpu, which the environment of the tests does not have": [
-        "jaxtrain plan --target v5e",
+        "jaxtrain plan --config F --devices 8 --target v5e",
         "python -m jaxtrain.plan --config F --devices 8 --target v5e --predict shard.strategy=fsdp",
     ],
     "asks questions; the file that it writes is read by tests/e2e/test_drop_in_accelerate_sharded.py": [

@@ -160,10 +160,10 @@ def backward(
     found = loss_of(arguments, loss_fn, batch, optimizer, lowered)
     loss, values = found if isinstance(found, (tuple, list)) and len(found) == 2 else (found, {})
     if isinstance(loss, float) or (isinstance(loss, torch.Tensor) and not loss.requires_grad):
+        named = getattr(loss_fn, "__name__", type(loss_fn).__name__)
         raise UserError(
-            f"{getattr(loss_fn, '__name__', type(loss_fn).__name__)}: no parameter that requires a gradient reaches the "
-            "loss (detach(), item(), no_grad() or requires_grad_(False)), so there is nothing to train; torch's "
-            "backward() refuses it too"
+            f"{named}: no parameter that requires a gradient reaches the loss (detach(), item(), no_grad() or "
+            "requires_grad_(False)), so there is nothing to train; torch's backward() refuses it too"
         )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not isinstance(values, Mapping):
         raise not_a_loss(

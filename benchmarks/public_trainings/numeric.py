@@ -5,7 +5,6 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torchdiffeq import odeint
 
 from benchmarks.public_trainings import Training, adam, one, training
 from benchmarks.public_trainings.generative import mlp
@@ -22,6 +21,8 @@ class Dynamics(nn.Module):
 
 @training("neural ODE", "torchdiffeq, fixed steps (rk4)")
 def ode() -> Training:
+    from torchdiffeq import odeint
+
     times = torch.linspace(0, 1, 5)
     loss = lambda m, b: (odeint(m, b[0], times, method="rk4") - b[1]).abs().mean()
     return one(Dynamics(), loss, [(torch.randn(4, 2), torch.randn(5, 4, 2)) for _ in range(2)])
@@ -29,6 +30,8 @@ def ode() -> Training:
 
 @training("neural ODE, adaptive", "torchdiffeq's dopri5: the number of steps depends on values")
 def adaptive() -> Training:
+    from torchdiffeq import odeint
+
     times = torch.linspace(0, 1, 3)
     loss = lambda m, b: (odeint(m, b[0], times, rtol=1e-3, atol=1e-4) - b[1]).abs().mean()
     return one(Dynamics(), loss, [(torch.randn(4, 2), torch.randn(3, 4, 2)) for _ in range(2)])

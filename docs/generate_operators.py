@@ -58,7 +58,7 @@ def _database() -> list[str]:
         "",
         "`python -m benchmarks.operators` calls every operator of torch's OpInfo database in float32, the first three "
         "samples of each, values and gradients, with drawn numbers, zeros, and whole numbers from -1 to 2 (corners, "
-        "ties, poles). torchax, on the same database and machine, has 616 equal and 13 wrong forward. "
+        "ties, poles). On the same database and machine torchax has 616 equal and 13 wrong forward. "
         "`tests/unit/lowering/test_corners.py`, `test_further.py` and `test_special.py` hold single operators to it.",
         "",
         "Of equal elements torch's CPU kernels for `sort`, `argsort`, `topk` and `kthvalue` take some, by an order "

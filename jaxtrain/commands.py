@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from jaxtrain import redaction, strict_json
-from jaxtrain.errors import UserError, file_sentence
+from jaxtrain.errors import UserError, file_sentence, install
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 from jaxtrain.runtime.terminal import is_terminal, take_any_text
 
@@ -92,7 +92,7 @@ def main(command: Callable[[argparse.Namespace], int | None], arguments: argpars
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS or os.environ.get("JAXTRAIN_TRACEBACK"):
             raise
-        print(f"error: this needs {module}: pip install 'jaxtrain[{EXTRAS[module]}]'", file=sys.stderr)
+        print(f"error: this needs {module}: {install(EXTRAS[module])}", file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt:  # with `start`, never from a signal: only if code raises it
         print("interrupted", file=sys.stderr)

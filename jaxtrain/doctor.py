@@ -8,6 +8,7 @@ import shutil
 from typing import Any
 
 from jaxtrain import commands, script_doctor
+from jaxtrain.errors import install
 
 CORE = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pydantic", "safetensors")
 OPTIONAL = {  # module -> what needs it
@@ -169,7 +170,7 @@ def launch() -> dict[str, str]:
 def advice(found: dict[str, Any]) -> list[str]:
     lines = []
     if found["devices"]["backend"] == "cpu" and shutil.which("nvidia-smi"):
-        lines.append("nvidia-smi is here but JAX sees no GPU: pip install 'jaxtrain[cuda]', and unset JAX_PLATFORMS")
+        lines.append(f"nvidia-smi is here but JAX sees no GPU: {install('cuda')}, and unset JAX_PLATFORMS")
     if found["compile cache"]["writable"] == "no":
         lines.append("the compile cache cannot be written: set JAX_COMPILATION_CACHE_DIR to a local folder")
     if found["launch"]["recognised"].startswith("contradictory"):

@@ -60,6 +60,12 @@ class DataError(UserError):
     exit_code = 1
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra. It names this clone: jaxtrain is not on a package index yet."""
+    clone = pathlib.Path(__file__).parents[1]
+    return f"pip install -e '{clone if (clone / 'pyproject.toml').is_file() else '.'}[{extra}]'"
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line of at most 400 characters, or its class name if the message is empty."""
     return shortened(" ".join(str(error).split()), 400) or type(error).__name__

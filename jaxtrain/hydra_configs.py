@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 
 NOW = re.compile(r"\$\{now:([^}]*)\}")
 FOLDER = re.compile(r"\$\{hydra:runtime\.cwd\}")
@@ -36,7 +36,7 @@ def compose(path: pathlib.Path, overrides: Sequence[str]) -> tuple[dict[str, Any
         from hydra.errors import HydraException
     except ImportError:
         raise UserError(
-            f"{path}: has a `defaults` list, which Hydra composes; install the extra: pip install 'jaxtrain[hydra]'"
+            f"{path}: has a `defaults` list, which Hydra composes; install the extra: {install('hydra')}"
         ) from None
     folder = path.resolve().parent
     theirs = [override for override in overrides if _is_hydras(override, folder)]

@@ -6,7 +6,7 @@ import json
 import pathlib
 
 from jaxtrain import commands
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 from torch_bridge.atomic_file import write_text
 
 
@@ -36,7 +36,7 @@ def main(argv: commands.Arguments = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     if not arguments.no_plot and importlib.util.find_spec("matplotlib") is None:
-        raise UserError("the picture needs matplotlib: pip install 'jaxtrain[tune]', or give --no-plot")
+        raise UserError(f"the picture needs matplotlib: {install('tune')}, or give --no-plot")
     from jaxtrain import config_io
 
     task, config = config_io.load(arguments.config, arguments.overrides)

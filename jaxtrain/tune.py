@@ -9,7 +9,7 @@ import sys
 import time
 
 from jaxtrain import commands
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--{name} {getattr(arguments, name)}: wanted 1 or more")
     missing = [name for name in ("optuna", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"a search needs {' and '.join(missing)}: pip install 'jaxtrain[tune]'")
+        raise UserError(f"a search needs {' and '.join(missing)}: {install('tune')}")
     commands.quiet_jax()
     from jaxtrain import config_io
     from jaxtrain.tuning import space

@@ -26,12 +26,10 @@ RUN = {
     "digits": {
         "jaxtrain run --config F --profile": f"F=>configs/digits_tiny.yaml {_DIGITS} train.steps=4",
         "python -m jaxtrain.run --config configs/digits.yaml": _DIGITS,
-        "jaxtrain run --config configs/digits.yaml": f"{_DIGITS} --dry-run",
         "python -m jaxtrain.run --config F": f"F=>configs/digits_tiny.yaml {_DIGITS} --dry-run",
         "python -m jaxtrain.checkpoints list --run runs/digits": "",
         "python -m jaxtrain.checkpoints verify --run runs/digits": "",
         "python -m jaxtrain.checkpoints prune --run runs/digits --keep-last 1 --keep-best 1": "",
-        "jaxtrain report --run runs/digits": "",
         "jaxtrain export --run runs/x --output F": "runs/x=>runs/digits F=>digits.safetensors",
         "jaxtrain export --run DIR --output F.pt --optimizer": "DIR=>runs/digits",
         "python -m torch_bridge.verify --run runs/digits": "",
@@ -76,6 +74,9 @@ LONG = {
 }
 
 ELSEWHERE = {
+    "tests/test_docs.py::test_the_first_15_minutes_run_as_the_page_shows_them": [
+        "jaxtrain report --run runs/digits_cnn",
+    ],
     "tests/e2e/test_failing_files.py::test_every_call_that_fails_is_one_sentence": [
         "python -m tests.failing_files run",
     ],
@@ -239,6 +240,7 @@ NOT_RUN = {
     "installs an environment; the continuous integration and tests/chaos/packaging.py do": [
         "python -m tests.chaos.packaging",
         "make docs",
+        "python3 -m venv .venv && . .venv/bin/activate",
         "make lint",
         "make run",
         "make test",
@@ -247,14 +249,13 @@ NOT_RUN = {
         "make test-sessions",
         "make typecheck",
         "pip install -e '.[cuda,torch]'",
+        "pip install -e '.[cuda]'",
+        "pip install -e '.[drop-in,torch]'",
+        "pip install -e '.[fmri]'",
+        "pip install -e '.[hydra]'",
+        "pip install -e '.[plan-tpu]'",
+        "pip install -e '.[plan]'",
         "pip install -e '.[torch]'",
-        "pip install 'jaxtrain[cuda]'",
-        "pip install 'jaxtrain[torch]'",
-        "pip install 'jaxtrain[fmri]'",
-        "pip install 'jaxtrain[plan]'",
-        "pip install 'jaxtrain[plan-tpu]'",
-        "pip install 'jaxtrain[drop-in,torch]'",
-        "pip install 'jaxtrain[hydra]'",
         "pip install torchvision --index-url https://download.pytorch.org/whl/cpu",
         "pip install pre-commit && pre-commit install",
     ],

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jaxtrain
-from jaxtrain import Trainer, TrainingConfig, load_config
+from jaxtrain import Trainer, TrainingConfig, load_config, report
 from torch_bridge import files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -122,3 +122,43 @@ def test_what_replaces_torchs_code_runs_as_the_page_shows_it(tmp_path, monkeypat
         exec(block, namespace)
     assert namespace["history"]["best_val_loss"] > 0
     assert torch.load("mine.pt", weights_only=True).keys() == namespace["model"].state_dict().keys()
+
+
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_first_15_minutes_run_as_the_page_shows_them(parts, tmp_path, monkeypatch, capfd):
+    """Train and use the best weights; the third part, which verifies, takes a minute."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/first_15_minutes.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 3
+    namespace: dict = {}
+    for block in blocks[:parts]:
+        exec(block, namespace)
+    assert namespace["right"] > 0.95 * len(namespace["y"])
+    assert pathlib.Path("runs/digits_cnn/exports/best.pt").is_file()
+    if parts == 3:
+        assert "Sequential in JAX equals torch in " in capfd.readouterr().out
+    assert report.main(["--run", "runs/digits_cnn"]) == 0
+    assert pathlib.Path("runs/digits_cnn/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_a_pages_sentences_have_at_most_45_words_and_25_in_the_mean(page):
+    lengths = {sentence: len(sentence.split()) for sentence in _sentences(page.read_text())}
+    assert [sentence for sentence, words in lengths.items() if words > 45] == []
+    assert sum(lengths.values()) <= 25 * max(len(lengths), 1)
+
+
+def _sentences(page: str) -> list[str]:
+    """Return the sentences of a page's paragraphs and lists, with one word for code spans in a row, and no address."""
+    text = re.sub(r"^ *```.*?^ *```", "", page, flags=re.S | re.M)
+    text = re.sub(r"`[^`]*`", "`", re.sub(r"\]\([^)]*\)", "]", text))
+    text = re.sub(r"`(?:(?:, | and | or )`)+", "`", text)  # a list of names
+    kept = [line.strip() for line in text.splitlines()]
+    kept = ["" if line.startswith(("#", "|", "!", "[!", ":::", "options:", "<")) else line for line in kept]
+    begun = re.sub(r"\n(?=(?:[-*]|\d+\.) )", "\n\n", "\n".join(kept))
+    paragraphs = [" ".join(part.split()) for part in begun.split("\n\n")]
+    return [s for part in paragraphs for s in re.split(r"(?<=[.!?]) +(?=[A-Z`*(\[])", part) if s]

@@ -2,7 +2,7 @@
 # # Your Dataset, your model: trained in JAX, used in torch
 #
 # From top to bottom in about a minute on two cores: `python examples/own_model/train.py`, or cell by cell in an editor
-# that knows `# %%`. Needs `pip install 'jaxtrain[torch]'`.
+# that knows `# %%`. Needs `pip install -e '.[torch]'`.
 
 # %% The data: an ordinary torch Dataset, with its own randomness, as it would be in any torch project.
 import os

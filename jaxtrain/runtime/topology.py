@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 from jaxtrain.runtime.gpu_cards import GPUS, THREADS, UNITS, Gpu
 from jaxtrain.runtime.kernel_cost import Card
 
@@ -33,7 +33,7 @@ def prepare() -> None:
     """Set the options that the GPU compiler needs; call it before jax uses a device. Raises UserError without the
     plug-in."""
     if not list(_plugin_folders()):
-        raise UserError("plan: jax's CUDA compiler is not installed; pip install 'jaxtrain[plan]'")
+        raise UserError(f"plan: jax's CUDA compiler is not installed; {install('plan')}")
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     flags = (*FLAGS, f"--xla_gpu_cuda_data_dir={cuda}")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 
 REACHED = 0.8  # fraction of the peaks that the estimate without XLA's own counts on
 WORDS = "compiled, never run on one"
@@ -43,7 +43,7 @@ def prepare() -> None:
     """Set the options that libtpu needs on a machine without a TPU; call it before jax uses a device. Raises UserError
     without libtpu."""
     if importlib.util.find_spec("libtpu") is None:
-        raise UserError("plan: libtpu, the TPU's compiler, is not installed; pip install 'jaxtrain[plan-tpu]'")
+        raise UserError(f"plan: libtpu, the TPU's compiler, is not installed; {install('plan-tpu')}")
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1",  # it would ask Google's metadata server for a TPU
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",

@@ -153,7 +153,7 @@ def test_a_missing_extra_is_one_message_that_names_it(monkeypatch, folder, tmp_p
     monkeypatch.delitem(sys.modules, "torch_bridge.files.pickles", raising=False)
     monkeypatch.delattr(files, "pickles", raising=False)
     assert export.main(["--run", str(folder), "--output", str(tmp_path / "a.pt")]) == 2
-    assert capsys.readouterr().err == "error: this needs torch: pip install 'jaxtrain[torch]'\n"
+    assert capsys.readouterr().err == f"error: this needs torch: pip install -e '{ROOT}[torch]'\n"
 
 
 def test_every_import_that_an_extra_brings_is_told_as_that_extra():

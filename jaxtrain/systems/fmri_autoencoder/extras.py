@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 
 
 def require(module: str, purpose: str) -> ModuleType:
@@ -14,5 +14,5 @@ def require(module: str, purpose: str) -> ModuleType:
         if error.name is None or not module.startswith(error.name):
             raise
         raise UserError(
-            f"{module} is needed {purpose} and is not installed; install the extra: pip install 'jaxtrain[fmri]'"
+            f"{module} is needed {purpose} and is not installed; install the extra: {install('fmri')}"
         ) from None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 
 
 class Backend(Protocol):
@@ -70,6 +70,5 @@ def make_backends(config: Any, folder: pathlib.Path) -> dict[str, Callable[[], B
 def _require(module: str, setting: str, package: str) -> None:
     if sys.modules.get(module) is None and importlib.util.find_spec(module) is None:
         raise UserError(
-            f"{setting}: true, but the package {package} is not installed; pip install 'jaxtrain[tracking]', or "
-            f"{setting}=false"
+            f"{setting}: true, but the package {package} is not installed; {install('tracking')}, or {setting}=false"
         )

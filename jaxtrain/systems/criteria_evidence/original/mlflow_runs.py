@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, install
 from jaxtrain.original_configs import leaves
 from jaxtrain.runtime import git
 
@@ -19,7 +19,7 @@ def _mlflow() -> Any:
     try:
         import mlflow
     except ImportError:
-        raise UserError("MLflow is not installed: pip install 'jaxtrain[tracking]'") from None
+        raise UserError(f"MLflow is not installed: {install('tracking')}") from None
     return mlflow
 
 

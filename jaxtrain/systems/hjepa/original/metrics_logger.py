@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from tensorboardX import SummaryWriter
 
+from jaxtrain.errors import install
+
 log = logging.getLogger("hjepa")
 LOGIN_TIMEOUT_S = 60  # how long W&B waits for an API key to be typed
 
@@ -239,7 +241,7 @@ def _installed_wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        log.warning("wandb is not installed, so metrics go to TensorBoard only: pip install 'jaxtrain[tracking]'")
+        log.warning(f"wandb is not installed, so metrics go to TensorBoard only: {install('tracking')}")
         return None
     return wandb
 

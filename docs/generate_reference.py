@@ -20,6 +20,9 @@ HEAD = """# Every config key
 
 One table per section; `section.key=value` on the command line overrides the YAML file. A key that is not here is
 refused with the nearest that is. `python docs/generate_reference.py` writes this page from the settings classes.
+
+Editors complete and check the keys of a YAML file that begins with `# yaml-language-server: $schema=PATH`, where PATH
+leads to `configs/schema.json`.
 """
 
 

@@ -67,6 +67,11 @@ class Section(BaseModel, metaclass=_Checked):
                 raise ValueError(f"{key}: holds a character that is none of a text, as a NUL")
         return values
 
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Show the settings that differ from their defaults: all of them fill a screen."""
+        fields = type(self).model_fields
+        return [(name, value) for name, value in super().__repr_args__() if value != fields[str(name)].get_default()]
+
     def __hash__(self) -> int:
         """Hash the settings' text: pydantic's own hash refuses a section with a dict."""
         return hash(self.model_dump_json())

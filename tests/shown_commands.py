@@ -227,6 +227,7 @@ ELSEWHERE = {
         "python docs/generate_operators.py",
         "python docs/generate_drop_in_flags.py",
         "python docs/generate_config_stub.py",
+        "python docs/generate_config_schema.py",
     ],
     "tests/e2e/test_certificate.py::test_the_command_writes_a_page_and_its_json": [
         "jaxtrain verify --module my_pkg:make_model --data my_pkg:make_data --steps 20 --output certificate",

@@ -183,6 +183,10 @@ class CompiledStep:
         """Return the compiled programs so far, each once."""
         return self.capture.programs
 
+    def __repr__(self) -> str:
+        runs = f"programs: {len(self.programs)}" if self.torch is None else "torch runs it"
+        return f"CompiledStep({self.capture.loss.name}, calls: {self.count}, {runs})"
+
     def explain(self) -> str:
         """Describe how the calls so far have run: the graphs that were captured and why each but the first was, why
         none is captured, with the line of the code, and whether torch runs the loss."""

@@ -151,4 +151,4 @@ class Session:
         for change in run_dir.changes(self.folder, program.config):
             info(f"changed since then: {change}")
         if step == program.total_steps:
-            info("this run is complete: more train.epochs go on with it, another run.dir starts a new one")
+            info("run complete: raise train.epochs to continue it, or set another run.dir to start anew")

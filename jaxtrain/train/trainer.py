@@ -267,9 +267,16 @@ class Trainer(SavedWeights):
         """
         return micro_batch.largest_batch(self.program, limit_bytes)
 
+    def __repr__(self) -> str:
+        return f"Trainer({self._what()}, step {int(self.state.step)} of {self.total_steps}, {self.folder})"
+
     def describe(self) -> str:
         """Describe the run in a few lines."""
-        return description.describe(self.program, self.folder)
+        return description.describe(self.program, self._what(), self.folder)
+
+    def _what(self) -> str:
+        """Name the model, or the task that makes it."""
+        return str(self.config.task) if self.user_model is None else type(self.user_model).__name__
 
     # --- weights ------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def test_a_file_of_an_original_starts_a_run(tmp_path, capsys):
     assert run.main(["--config", str(path), "--dry-run", f"run.dir={tmp_path / 'run'}", "shard.devices=1"]) == 0
     printed = capsys.readouterr().out
     assert "# a config of hjepa; here it is" in printed
-    assert "task hjepa.pretrain: 6,832 trained parameters, 3,696 frozen" in printed
+    assert "hjepa.pretrain: 6,832 trained parameters, 3,696 frozen" in printed
     assert "steps: 5 of 256 samples" in printed
 
 

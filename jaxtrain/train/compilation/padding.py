@@ -86,9 +86,9 @@ def _told(lengths: tuple[int, ...]) -> str:
 
 
 def shape_of(batch: Any) -> str:
-    """Describe the number of samples and the lengths of a placed batch."""
+    """Describe the number of samples of a placed batch, and the lengths of its sequences."""
     parts = batch if isinstance(batch, tuple) else (batch,)
     rows = sum(int(np.prod(row_keys.valid(part).shape)) for part in parts)
     leading = row_keys.valid(parts[0]).ndim
-    lengths = {leaf.shape[leading] for leaf in jax.tree.leaves(parts[0]) if leaf.ndim > leading}
+    lengths = {leaf.shape[leading] for leaf in jax.tree.leaves(parts[0]) if 0 < leaf.ndim - leading < 3}
     return f"{rows} samples" + (f" of length {' and '.join(map(str, sorted(lengths)))}" if lengths else "")

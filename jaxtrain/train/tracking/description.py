@@ -8,8 +8,8 @@ from jaxtrain.train.program import Program
 from jaxtrain.train.step.init_state import members
 
 
-def describe(program: Program, folder: pathlib.Path) -> str:
-    """Return a description of the run in a few lines. folder: the run folder."""
+def describe(program: Program, what: str, folder: pathlib.Path) -> str:
+    """Return a description of the run in a few lines. what: the task or the model. folder: the run folder."""
     state, config, layout = program.state, program.config, program.layout
     trained = sum(value.size for value in state.params.values())
     fixed = sum(value.size for value in state.frozen.values())
@@ -25,7 +25,7 @@ def describe(program: Program, folder: pathlib.Path) -> str:
         lines = groups.describe(optim, found, {key: arrays[key].size for key in found})
         optimizer = "".join(f"{line}\n" for line in lines)
     return (
-        f"task {config.task}: {trained:,} trained parameters, {fixed:,} frozen\n"
+        f"{what}: {trained:,} trained parameters, {fixed:,} frozen\n"
         f"samples: {sizes}\n"
         f"steps: {program.total_steps:,} of {config.data.batch_size} samples, "
         f"{program.steps_per_epoch:,} per epoch\n"

@@ -113,7 +113,7 @@ def test_a_command_that_needs_the_model_of_a_script_says_what_does_it_there(whol
 def test_a_run_that_is_complete_says_how_to_go_on(whole, tmp_path, capsys):
     copy(whole[0], tmp_path)
     trainer(tmp_path, **SAVING, run__quiet=False).train()
-    assert "this run is complete: more train.epochs go on with it" in capsys.readouterr().out
+    assert "run complete: raise train.epochs to continue it" in capsys.readouterr().out
 
 
 def test_a_second_run_in_the_same_folder_is_refused_with_pid_and_host(tmp_path):

@@ -76,6 +76,12 @@ def test_the_python_of_readme_and_jax_model_runs_as_it_stands(tmp_path, monkeypa
     assert namespace["module"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
+def test_the_api_page_has_every_public_name():
+    page = (ROOT / "docs/api.md").read_text()
+    described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", page, re.M)}
+    assert set(jaxtrain.__all__) - described == set()
+
+
 def test_every_setting_that_a_page_names_exists():
     keys, section = set(), ""
     for line in (ROOT / "docs/reference.md").read_text().splitlines():

@@ -6,6 +6,7 @@ those with one whole; mutated buffers become outputs.
 
 import contextlib
 import copy
+import functools
 import logging
 import traceback
 import weakref
@@ -231,9 +232,12 @@ def _warn_once(module: torch.nn.Module, text: str) -> None:
 def decompositions() -> dict[Any, Callable]:
     """Return torch's decomposition rules, except those for operators that the table lowers whole."""
     keep = (TABLE.keys() - _TAKEN_APART) | {_UNFOLD_WRITTEN}
-    return {
-        operator: rule for operator, rule in torch.export.default_decompositions().items() if str(operator) not in keep
-    }
+    return {operator: rule for operator, rule in _torchs_rules().items() if str(operator) not in keep}
+
+
+@functools.cache
+def _torchs_rules() -> dict[Any, Callable]:
+    return dict(torch.export.default_decompositions().items())  # torch collects them anew at each call
 
 
 def _obstacles(program: torch.export.ExportedProgram):

@@ -148,7 +148,8 @@ def _export(module: torch.nn.Module, inputs: tuple, captured, read, left, graded
                 frozen_state = list(python_state.obstacles(module, inputs, watch, plain.draws))
                 hooks.check_frozen(program, plain.frozen.names(plain.parameters))
                 untrack(program.graph_module)
-                program = program.run_decompositions(decompositions())
+                with plain.paused():
+                    program = program.run_decompositions(decompositions())
                 hooks.enclose_hooks(program.graph_module)
                 module_hooks.enclose(program.graph_module)
                 gradients.enclose(program.graph_module)

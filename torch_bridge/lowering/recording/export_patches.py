@@ -210,6 +210,7 @@ class PlainFunctions(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module | None = None):
         super().__init__()
         self.reads: list[str] = []
+        self._paused = False
         self.unanswered = Unanswered()
         self.asks_for_compilers: list[str] = []  # lines
         self.known = KnownValues(module)
@@ -223,7 +224,18 @@ class PlainFunctions(TorchFunctionMode):
         """Begin a call of the recorded module."""
         self.parameters, self.frozen, self.masks = parameters, hooks.Frozen(), EqualMasks()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the context, replace nothing: torch works on a graph, and none of the user's code runs."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if self._paused:
+            return function(*args, **(kwargs or {}))
         try:
             return self._call(function, args, kwargs or {})
         except Exception as error:

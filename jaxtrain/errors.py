@@ -73,11 +73,13 @@ def shortened(text: object, most: int = 120) -> str:
 
 def reason(error: BaseException) -> str:
     """Return any error on one line: one of the file system as `file_sentence` has it, a database's by what its driver
-    said, another with its class."""
+    said, one of ours by its text, another with its class."""
     if isinstance(error, OSError) and error.errno is not None:
         return file_sentence(error)
-    driver = getattr(error, "orig", None)  # of an error of SQLAlchemy's
-    return one_line(driver) if driver is not None else f"{type(error).__name__}: {one_line(error)}"
+    for one in (error, error.__cause__, error.__context__):
+        if isinstance(driver := getattr(one, "orig", None), Exception):  # of an error of SQLAlchemy's
+            return one_line(driver)
+    return one_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
 
 
 def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:

@@ -1,12 +1,14 @@
 """Log parameters, metrics, config and pictures to MLflow, in a local store or on a tracking server."""
 
 import contextlib
+import functools
 import itertools
+import logging
 import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,9 @@ class StoreError(UserError):
 @contextlib.contextmanager
 def store_faults(uri: str) -> Iterator[None]:
     """Inside the context, an error of MLflow's store is raised as a StoreError, in one sentence."""
+    told = lambda record: record.exc_info is None  # MLflow logs a traceback of what it raises
+    log = logging.getLogger("mlflow.store.db.utils")
+    log.addFilter(told)
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
@@ -41,6 +46,17 @@ def store_faults(uri: str) -> Iterator[None]:
             f"tracking.mlflow: the store {uri} failed: {reason(error)}. Make room, look after its rights or its "
             "server; or go on without it, tracking.mlflow=false"
         ) from None
+    finally:
+        log.removeFilter(told)
+
+
+def _in_one_sentence(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> None:
+        with store_faults(self.uri):
+            method(self, *arguments, **options)
+
+    return call
 
 
 class MLflow:
@@ -58,6 +74,7 @@ class MLflow:
         self._client: Any = None
         self._run = ""
 
+    @_in_one_sentence
     def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
         self._client = MlflowClient(tracking_uri=self.uri)
         known = self._client.get_experiment_by_name(self.experiment)
@@ -77,19 +94,23 @@ class MLflow:
         for name, value in hardware().items():
             self._client.set_tag(self._run, name, value)
 
+    @_in_one_sentence
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._client.log_batch(
             self._run, [Metric(self._names.taken(name), value, now, step) for name, value in values.items()]
         )
 
+    @_in_one_sentence
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         document = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step}
         self._client.log_dict(self._run, document, f"histograms/{name}/{step}.json")
 
+    @_in_one_sentence
     def image(self, step: int, name: str, image: np.ndarray) -> None:
         self._client.log_image(self._run, image, f"images/{name}/{step}.png")
 
+    @_in_one_sentence
     def close(self, failed: bool) -> None:
         if self._run:
             self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")

@@ -77,6 +77,17 @@ def shortened(text: object, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
+def reason(error: BaseException) -> str:
+    """Return any error on one line: one of the file system as `file_sentence` has it, a database's by what its driver
+    said, one of ours by its text, another with its class."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return file_sentence(error)
+    for one in (error, error.__cause__, error.__context__):
+        if isinstance(driver := getattr(one, "orig", None), Exception):  # of an error of SQLAlchemy's
+            return one_line(driver)
+    return one_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
+
+
 def file_sentence(error: OSError, path: str | os.PathLike | None = None) -> str:
     """Return an error of the file system as one sentence: which path, what the system said, and what to do. path: named
     in place of the error's own. One that names no file gets the innermost file or path that the failing code had in

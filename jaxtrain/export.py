@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxtrain import commands
 from jaxtrain.errors import UserError
 from jaxtrain.task import Task
+from torch_bridge.atomic_file import write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -96,7 +97,7 @@ def export_hf(
     described, renamed = task.twin.hf(config, state)
     folder = files.save_folder(renamed, described, output)
     for name, text in (task.twin.hf_files(config) if task.twin.hf_files is not None else {}).items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
     return folder
 
 

@@ -7,7 +7,7 @@ import pathlib
 
 from jaxtrain import commands
 from jaxtrain.errors import UserError, install
-from torch_bridge.atomic_file import write_text
+from torch_bridge.atomic_file import replacing, write_text
 
 
 def main(argv: commands.Arguments = None) -> int:
@@ -76,7 +76,8 @@ def plot(found, path: pathlib.Path) -> None:
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss before the update")
     axes.set_ylim(top=min(max(found.loss), 2 * found.loss[0]))
     axes.legend()
-    figure.savefig(path, dpi=120)
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=120, format="png")
 
 
 if __name__ == "__main__":

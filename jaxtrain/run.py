@@ -181,7 +181,12 @@ def finish(trainer) -> int:
     if trainer.config.tracking.mlflow:
         from jaxtrain.train.tracking import mlflow
 
-        version = mlflow.finish(trainer.folder, trainer.config.tracking, path, tested)
+        try:
+            version = mlflow.finish(trainer.folder, trainer.config.tracking, path, tested)
+        except mlflow.StoreError as error:
+            print(f"error: {redaction.mask(str(error))}. The run is complete, with its weights", file=sys.stderr)
+            launch.wait_for_all("end of the run")
+            return commands.FAILED
         if version is not None:
             print(f"registered in MLflow: {trainer.config.tracking.mlflow_model}, version {version}")
     has_torch = importlib.util.find_spec("torch") is not None

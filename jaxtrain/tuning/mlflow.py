@@ -1,10 +1,12 @@
 """Log a study as an MLflow run, with its trials' runs nested in it."""
 
+import sys
 from typing import Any
 
 from mlflow.tracking import MlflowClient
 from optuna.trial import TrialState
 
+from jaxtrain import redaction
 from jaxtrain.config import TrainingConfig
 from jaxtrain.train.tracking import mlflow
 from jaxtrain.tuning.study import Study
@@ -15,7 +17,7 @@ RUN, URI = "mlflow_run", "mlflow_uri"
 def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
     """Create the study's MLflow run if there is none; return the store and run for the trials' `tracking` section."""
     uri = mlflow.store(config.tracking.mlflow_uri, study.folder)
-    with study.lock():
+    with mlflow.store_faults(uri), study.lock():
         if RUN not in study.optuna.user_attrs:
             client = MlflowClient(tracking_uri=uri)
             experiment = _experiment(client, study, config, uri)
@@ -25,7 +27,16 @@ def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:
 
 
 def end(study: Study, tracked: dict[str, Any]) -> None:
-    """Log the best trial's value and settings and the number of trials by state; end the study's run."""
+    """Log the best trial's value and settings and the number of trials by state; end the study's run. If the store
+    fails, warn: the study itself is complete."""
+    try:
+        with mlflow.store_faults(tracked["mlflow_uri"]):
+            _end(study, tracked)
+    except mlflow.StoreError as error:
+        print(f"warning: {redaction.mask(str(error))}", file=sys.stderr)
+
+
+def _end(study: Study, tracked: dict[str, Any]) -> None:
     client, run = MlflowClient(tracking_uri=tracked["mlflow_uri"]), tracked["mlflow_parent"]
     ended, best = study.ended(), study.best()
     for state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL):

@@ -7,12 +7,13 @@ from typing import Any
 
 import joblib
 import optuna
+import plotly.offline
 from optuna.trial import FrozenTrial, TrialState
 
 from jaxtrain import config_io, strict_json
 from jaxtrain.tuning.space import apply
 from jaxtrain.tuning.study import Study
-from torch_bridge.atomic_file import write_text
+from torch_bridge.atomic_file import replacing, write_text
 
 PLOTS = (
     "optimization_history",
@@ -39,7 +40,8 @@ def _study(study: Study) -> pathlib.Path:
     copy = optuna.create_study(direction=study.optuna.direction, study_name=study.optuna.study_name)
     copy.add_trials(study.optuna.get_trials(deepcopy=False))
     path = study.folder / "study.pkl"
-    joblib.dump(copy, path)
+    with replacing(path) as aside:
+        joblib.dump(copy, aside)
     return path
 
 
@@ -79,6 +81,7 @@ def _plots(study: Study) -> list[pathlib.Path]:
     """Write Optuna's plots as HTML pages that work offline; skip plots that need more finished trials."""
     folder = study.folder / "plots"
     folder.mkdir(exist_ok=True)
+    write_text(folder / "plotly.min.js", plotly.offline.get_plotlyjs())
     written = []
     finished = sum(trial.state == TrialState.COMPLETE for trial in study.optuna.get_trials(deepcopy=False))
     for name in PLOTS if finished >= 2 else PLOTS[:2]:
@@ -89,6 +92,6 @@ def _plots(study: Study) -> list[pathlib.Path]:
             except (ValueError, RuntimeError):  # importances: all trials gave the same value
                 continue
         path = folder / f"{name}.html"
-        figure.write_html(path, include_plotlyjs="directory")
+        write_text(path, figure.to_html(include_plotlyjs="directory"))
         written.append(path)
     return written

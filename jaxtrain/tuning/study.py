@@ -17,7 +17,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from jaxtrain.errors import UserError, at, one_line, shortened
+from jaxtrain.errors import UserError, at, one_line, reason, shortened
 from jaxtrain.train.resume.fingerprint import FREE
 from jaxtrain.train.tracking import local_database
 from jaxtrain.tuning.space import Space
@@ -29,6 +29,9 @@ SCORING = {  # a resumed run may change these, a study may not
     "evaluation.every_epochs", "evaluation.every_steps", "evaluation.patience", "evaluation.min_delta",
 }  # fmt: skip
 ASKING_S = 10.0  # a trial without a worker for longer: its worker died while it took the trial
+
+
+DATABASE_ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 
 
 class StudyError(UserError):
@@ -160,9 +163,9 @@ def database_faults(folder: pathlib.Path, storage: str | None) -> Iterator[None]
     """Inside the context, an error of the study's database is raised as a StudyError, in one sentence."""
     try:
         yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+    except DATABASE_ERRORS as error:
         place = f"--storage {storage}" if storage else str(folder / "study.db")
-        said = one_line(getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error)
+        said = reason(error.__cause__ or error)
         raise StudyError(
             f"{place}: the database failed: {said}. What it holds stays: make room, look after its rights or its "
             "server, and start the same command again to go on"

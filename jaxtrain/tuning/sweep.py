@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import inspect
+import io
 import json
 import math
 import pathlib
@@ -137,8 +138,9 @@ class SweepResult:
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         head, rows = self._rows(exact=True)
-        with (folder / "runs.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([head, *rows])
+        table = io.StringIO()
+        csv.writer(table).writerows([head, *rows])
+        write_text(folder / "runs.csv", table.getvalue())
         write_text(folder / "sweep.html", self.page())
         save(self.best.weights(), folder / "best.pt")
         return folder

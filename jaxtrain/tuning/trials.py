@@ -21,7 +21,7 @@ from jaxtrain.train.search.vmap_trainer import FolderMember, Outcome, Population
 from jaxtrain.train.trainer import Trainer
 from jaxtrain.tuning import torch_modules
 from jaxtrain.tuning.space import Space, apply
-from jaxtrain.tuning.study import Study
+from jaxtrain.tuning.study import DATABASE_ERRORS, Study
 
 
 class Trials:
@@ -62,6 +62,8 @@ class Trials:
         except Preempted:
             trial.set_user_attr("preempted", True)
             raise
+        except DATABASE_ERRORS:  # of the study, which cannot record why a trial failed either
+            raise
         except Exception as error:
             state, value = TrialState.FAIL, None
             trial.set_user_attr("error", describe(error))
@@ -94,6 +96,8 @@ class Trials:
         try:
             configs = [self.config(trial, self.choose(trial))[1] for trial in trials]
             batches = self._batches(configs)
+        except DATABASE_ERRORS:
+            raise
         except Exception as error:
             self._all_failed(trials, error)
             return
@@ -108,6 +112,8 @@ class Trials:
                     lambda step, metrics, taken=taken, first=programs[0]: self._prune(taken, first, step, metrics),
                 )
                 outcomes = population.train()
+            except DATABASE_ERRORS:
+                raise
             except Exception as error:
                 self._all_failed(taken, error)
                 continue

@@ -3,6 +3,7 @@
 import argparse
 import errno
 import fcntl
+import functools
 import io
 import json
 import mmap
@@ -11,6 +12,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import types
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from jaxtrain import commands
 from jaxtrain.data import shared_memory
 from jaxtrain.errors import DataError, at, file_sentence
+from jaxtrain.tuning.sweep import SweepResult, SweepRun
 from tests.failing_files import ROOT
 from torch_bridge import files
 from torch_bridge.atomic_file import replacing, write_text
@@ -32,7 +35,11 @@ def sweep(*families):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-FAMILIES = [("report", "checkpoints", "evaluate"), ("export_pt", "export_safetensors"), ("run", "lr_find"), ("tune",)]
+FAMILIES = [
+    ("report", "checkpoints", "evaluate"), ("export_pt", "export_safetensors"), ("run", "lr_find"), ("tune",),
+    ("sweep",), ("tracked", "--only", "tracking/"), ("mlflow", "--only", "mlflow.py"),
+    ("tune_tracked", "--only", "tuning/mlflow.py"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -179,6 +186,55 @@ def test_a_study_where_files_cannot_be_locked_is_refused_in_one_sentence(tmp_pat
     text = capsys.readouterr().err
     assert text.startswith(f"error: {tmp_path / 'study' / 'workers'}")
     assert "No locks available; files cannot be locked there" in text
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_store_of_mlflow_that_fails_is_one_sentence_without_its_log(wrapped, capsys, caplog):
+    pytest.importorskip("mlflow")
+    import logging
+    import sqlite3
+
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import OperationalError
+
+    from jaxtrain.train.tracking import mlflow
+
+    def work():
+        with mlflow.store_faults("sqlite:////x/mlflow.db"):
+            try:
+                raise OperationalError("INSERT", {"a": 1}, sqlite3.OperationalError("database or disk is full"))
+            except OperationalError as error:
+                logging.getLogger("mlflow.store.db.utils").exception("what MLflow logs")
+                if wrapped:
+                    raise MlflowException(str(error)) from error
+                raise
+
+    assert said(capsys, work) == (
+        1,
+        "error: tracking.mlflow: the store sqlite:////x/mlflow.db failed: database or disk is full. Make room, look "
+        "after its rights or its server; or go on without it, tracking.mlflow=false\n",
+    )
+    assert "what MLflow logs" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["study.pkl", "runs.csv"])
+def test_a_file_of_results_that_cannot_be_written_stays_as_it_was(name, tmp_path, monkeypatch):
+    path = tmp_path / name
+    path.write_text("precious")
+    monkeypatch.setattr(pathlib.Path, "rename", lambda *_: refuse(errno.ENOSPC))
+    if name == "runs.csv":
+        run = SweepRun(0, {"lr": 0.1}, 1.0, {"val_history": [{"loss": 1.0}]}, "complete", "", 1, dict)
+        write = functools.partial(SweepResult([run], "loss", "min", 1, []).save, tmp_path)
+    else:
+        optuna = pytest.importorskip("optuna")
+        from jaxtrain.tuning import results
+
+        study = types.SimpleNamespace(folder=tmp_path, optuna=optuna.create_study())
+        write = functools.partial(results._study, study)
+    with pytest.raises(OSError, match=name):
+        write()
+    assert path.read_text() == "precious"
+    assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
 def test_a_study_whose_database_fails_is_one_sentence(tmp_path, capsys):

@@ -59,6 +59,77 @@ def test_what_a_loss_of_a_trainer_may_return(loss, said, tmp_path):
     assert "cannot be converted" not in text
 
 
+class Box:
+    def __init__(self):
+        self.layer = nn.Linear(3, 3)
+
+
+class Lists(nn.Module):
+    """A module that keeps its first layer's weights where torch does not look for them."""
+
+    def __init__(self, part, call):
+        super().__init__()
+        self.part, self.call, self.head = part, call, nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.head(self.call(self.part, x))
+
+
+class Inside(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def weight():
+    return torch.eye(3).requires_grad_()
+
+
+def layer():
+    return nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(("make", "call", "said"), [
+    (lambda: [layer(), layer()], lambda part, x: part[1](part[0](x)), ("part[0].weight", "torch.nn.ModuleList(")),
+    (lambda: (layer(),), lambda part, x: part[0](x), ("part[0].weight", "in a tuple", "part = torch.nn.ModuleList(")),
+    (lambda: {"a": layer()}, lambda part, x: part["a"](x), ("part['a'].weight", "part = torch.nn.ModuleDict(")),
+    (lambda: [[layer()]], lambda part, x: part[0][0](x), ("part[0][0].weight", "part = torch.nn.ModuleList(")),
+    (lambda: [nn.Sequential(layer())], lambda part, x: part[0](x), ("part[0].0.weight", "torch.nn.ModuleList(")),
+    (Box, lambda part, x: part.layer(x), ("part.layer.weight", "Assign the module that has it to an attribute")),
+    (weight, lambda part, x: x @ part, ("Lists uses part,", "a plain tensor", "self.part = torch.nn.Parameter(")),
+    (lambda: [weight()], lambda part, x: x @ part[0], ("part[0]", "parameters in a list", "torch.nn.ParameterList(")),
+    (lambda: {"w": nn.Parameter(weight().detach())}, lambda part, x: x @ part["w"], ("torch.nn.ParameterDict(",)),
+    (lambda: weight() * 0.5, lambda part, x: x @ part, ("part is no parameter but was computed from one", "forward")),
+])  # fmt: skip
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_where_torch_does_not_look_are_named_with_the_remedy(make, call, said, nested, tmp_path):
+    module = Inside(Lists(make(), call)) if nested else Lists(make(), call)
+    text = refused(lambda: Trainer(module, DATA, None, config(tmp_path), loss=nn.MSELoss()).train())
+    for part in said:
+        assert part in text
+    assert "another module" not in text
+    assert ("inner.part" in text) is nested
+    assert __file__ in text
+
+
+def test_weights_of_a_variable_around_a_module_are_told_as_such(tmp_path):
+    outside = layer()
+    module = Net(lambda hidden: outside(hidden[:, :3]).repeat(1, 2)[:, :4])
+    text = refused(lambda: Trainer(module, DATA, None, config(tmp_path), loss=nn.MSELoss()).train())
+    assert "nobody would train it" in text
+    assert "requires_grad_(False)" in text
+
+
+def test_a_frozen_list_of_layers_and_a_plain_tensor_train_as_in_torch(tmp_path):
+    module = Lists([layer().requires_grad_(False), torch.eye(3)], lambda part, x: part[0](x) @ part[1])
+    loss = F.mse_loss(module(X), Y).item()
+    trainer = Trainer(module, DATA, DATA, config(tmp_path, optim={"lr": 0.0}), loss=nn.MSELoss())
+    assert abs(trainer.train()["best_val_loss"] - loss) < 1e-6
+
+
 @pytest.mark.parametrize(("loss", "said"), [
     (lambda module, batch: F.mse_loss(module(batch[0]), batch[1]).backward(), "returned None.*runs backward"),
     (lambda module, batch: F.mse_loss(module(batch[0]), batch[1]).detach().numpy(), "NumPy value, .* no gradient"),

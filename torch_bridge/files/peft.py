@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_bridge import files
+from torch_bridge.atomic_file import write_text
 
 
 def save_folder(
@@ -45,5 +46,5 @@ def save_folder(
         "use_dora": False,
         "modules_to_save": list(modules_to_save) or None,
     }
-    (folder / "adapter_config.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "adapter_config.json", json.dumps(described, indent=1) + "\n")
     return folder

@@ -104,6 +104,10 @@ class WritesOutside(Unanswerable):
     """Error for code that writes to a file or a log at every call: it may run only in calls that count."""
 
 
+class Untrained(Unanswerable):
+    """Error for a tensor that takes a gradient and belongs to none of the modules, with its place and the remedy."""
+
+
 class NoForm(CannotRecord):
     """Error for an operator whose lowering refuses these values or their derivative, with its reason."""
 

@@ -16,6 +16,7 @@ from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError
 from jaxtrain.nn.lora import PEFT_ADAPTER, merged_weight
 from torch_bridge import files
+from torch_bridge.atomic_file import write_text
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.files import peft
 from torch_bridge.lazy_array import LazyArray
@@ -148,7 +149,7 @@ def merged_folder(
     files.save(merged_state(module, state), folder / "model.safetensors")
     described = getattr(module, "config", None)
     if hasattr(described, "to_json_string"):
-        (folder / "config.json").write_text(described.to_json_string(), encoding="utf-8")
+        write_text(folder / "config.json", described.to_json_string())
     return folder
 
 

@@ -241,6 +241,15 @@ class Checkpoints:
         self._failures.forget()
         return True
 
+    def settle(self) -> None:
+        """Wait for a save under way in a run that has failed, so that nobody writes to the folder once it is unlocked.
+        With several processes it goes on in the background: it would wait for ever for one that has died."""
+        if jax.process_count() == 1:
+            try:
+                self.wait()
+            except SaveError as error:  # the error that ends the run is the one to raise
+                self.warn(str(error))
+
     def poll(self) -> None:
         """Process the result of the last save if it has ended, and the mirror's failures; does not wait."""
         if self._saving is not None and not self._saving.thread.is_alive():

@@ -87,6 +87,9 @@ class Loop:
                 if was_saved(error):  # a run started by a callback received the signal
                     self._save_and_exit()
                 raise
+            except Exception:
+                self.checkpoints.settle()
+                raise
             finally:
                 self.profile.close()
         system.close()

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, file_sentence
 from jaxtrain.optim.plateau import Plateau
 from jaxtrain.task import needs_trust
 from jaxtrain.train.checkpoint.checkpoints import Checkpoints
@@ -20,6 +20,7 @@ from jaxtrain.train.step.evaluation import check_metric
 from jaxtrain.train.tracking.system_metrics import SystemMetrics
 from jaxtrain.train.tracking.throughput import Throughput
 from jaxtrain.train.tracking.tracker import Tracker
+from torch_bridge.atomic_file import write_text
 
 MOST_OVERFLOWS = 40  # float16: most in a row; after these even the smallest useful scale has overflowed
 
@@ -121,7 +122,12 @@ class RunRecord:
             indices, valid = self.program.train_loader.stream.batch(step - 1)
             path = self.config.run.folder / "not_finite.json"
             shown = {k: str(v) for k, v in values.items()}
-            path.write_text(json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1))
+            try:
+                write_text(
+                    path, json.dumps({"step": step, "indices": indices[valid].tolist(), "values": shown}, indent=1)
+                )
+            except OSError as error:  # the error below is what counts
+                self.tracker.warn(file_sentence(error))
             newest = self.checkpoints.newest
             last = "There is no checkpoint yet" if newest is None else f"The last checkpoint is step {newest}"
             folder = self.config.run.folder

@@ -1,12 +1,14 @@
 """Log parameters, metrics, config and pictures to MLflow, in a local store or on a tracking server."""
 
 import contextlib
+import functools
 import itertools
+import logging
 import os
 import pathlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,47 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from sqlalchemy.exc import SQLAlchemyError
 
+from jaxtrain.errors import UserError, reason
 from jaxtrain.train.tracking import local_database
 from torch_bridge.atomic_file import write_text
 
 PARAM_LENGTH = 500  # longest value that every MLflow store accepts, in characters
 NAME_LENGTH = 250
 BATCH = 100  # parameters per request
+
+
+class StoreError(UserError):
+    """MLflow's store failed."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def store_faults(uri: str) -> Iterator[None]:
+    """Inside the context, an error of MLflow's store is raised as a StoreError, in one sentence."""
+    told = lambda record: record.exc_info is None  # MLflow logs a traceback of what it raises
+    log = logging.getLogger("mlflow.store.db.utils")
+    log.addFilter(told)
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise StoreError(
+            f"tracking.mlflow: the store {uri} failed: {reason(error)}. Make room, look after its rights or its "
+            "server; or go on without it, tracking.mlflow=false"
+        ) from None
+    finally:
+        log.removeFilter(told)
+
+
+def _in_one_sentence(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> None:
+        with store_faults(self.uri):
+            method(self, *arguments, **options)
+
+    return call
 
 
 class MLflow:
@@ -38,6 +74,7 @@ class MLflow:
         self._client: Any = None
         self._run = ""
 
+    @_in_one_sentence
     def start(self, step: int, config: Mapping[str, Any], text: str) -> None:
         self._client = MlflowClient(tracking_uri=self.uri)
         known = self._client.get_experiment_by_name(self.experiment)
@@ -57,19 +94,23 @@ class MLflow:
         for name, value in hardware().items():
             self._client.set_tag(self._run, name, value)
 
+    @_in_one_sentence
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         self._client.log_batch(
             self._run, [Metric(self._names.taken(name), value, now, step) for name, value in values.items()]
         )
 
+    @_in_one_sentence
     def histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         document = {"counts": counts.tolist(), "edges": edges.tolist(), "step": step}
         self._client.log_dict(self._run, document, f"histograms/{name}/{step}.json")
 
+    @_in_one_sentence
     def image(self, step: int, name: str, image: np.ndarray) -> None:
         self._client.log_image(self._run, image, f"images/{name}/{step}.png")
 
+    @_in_one_sentence
     def close(self, failed: bool) -> None:
         if self._run:
             self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
@@ -91,20 +132,28 @@ def finish(folder: pathlib.Path, tracking: Any, model: pathlib.Path, metrics: Ma
     """Add the test metrics and the exported model to a run folder's MLflow run, after the run has ended.
 
     model: the export; with tracking.mlflow_model it is logged and registered under that name. Returns the registered
-    version, or None if there is none.
+    version, or None if there is none. Raises StoreError if the store fails.
     """
-    client = MlflowClient(tracking_uri=store(tracking.mlflow_uri, folder))
+    uri = store(tracking.mlflow_uri, folder)
+    with store_faults(uri):
+        return _finish(uri, folder, tracking.mlflow_model, model, metrics)
+
+
+def _finish(
+    uri: str, folder: pathlib.Path, name: str | None, model: pathlib.Path, metrics: Mapping[str, float]
+) -> str | None:
+    client = MlflowClient(tracking_uri=uri)
     run, names = (folder / "mlflow_run.txt").read_text().strip(), Names()
-    for name, value in metrics.items():
-        client.log_metric(run, names.taken(f"test_{name}"), value)
-    if tracking.mlflow_model is None:
+    for metric, value in metrics.items():
+        client.log_metric(run, names.taken(f"test_{metric}"), value)
+    if name is None:
         return None
     client.log_artifact(run, str(model), "model")
     client.log_artifact(run, str(folder / "config.yaml"), "model")
     with contextlib.suppress(MlflowException):  # it is already registered
-        client.create_registered_model(tracking.mlflow_model)
+        client.create_registered_model(name)
     source = f"{client.get_run(run).info.artifact_uri}/model"
-    return str(client.create_model_version(tracking.mlflow_model, source, run).version)
+    return str(client.create_model_version(name, source, run).version)
 
 
 def store(uri: str | None, folder: pathlib.Path) -> str:

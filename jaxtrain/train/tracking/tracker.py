@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxtrain import redaction, strict_json
-from jaxtrain.errors import UserError
+from jaxtrain.errors import UserError, reason
 from jaxtrain.runtime.kept_file import KeptFile
 from jaxtrain.runtime.terminal import is_terminal
 from jaxtrain.train.tracking.backends import Backend, make_backends
@@ -125,7 +125,7 @@ class Tracker:
                     _give_up(backend)
 
     def _report(self, name: str, error: Exception) -> None:
-        self.warn(f"{name} failed and is off for the rest of the run: {type(error).__name__}: {error}")
+        self.warn(f"{name} failed and is off for the rest of the run: {reason(error)}")
 
     def progress(self, done: int, total: int) -> None:
         """Start the progress bar (only on a terminal)."""

@@ -152,6 +152,18 @@ def test_what_a_callback_raises_leaves_train_as_it_is_with_a_note_of_hook_and_st
     assert failing.told is raised.value
 
 
+def test_a_run_that_fails_leaves_no_save_under_way(tmp_path):
+    def fail(trainer, step, metrics):
+        if step == 3:
+            raise KeyError("rate")
+
+    with pytest.raises(KeyError):
+        trainer(tmp_path, [Every(1, fail)], checkpoint={"every_steps": 1, "keep_last": 9}).train()
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert not [name for name in names if name.endswith(".part")]
+    assert "2" in names
+
+
 def test_a_trial_that_a_callback_prunes_is_pruned_in_the_study(tmp_path):
     optuna = pytest.importorskip("optuna")
 

@@ -34,6 +34,7 @@ from torch_bridge.lowering.errors import (
     Obstacle,
     Unanswerable,
     UnsupportedModel,
+    Untrained,
     WritesOutside,
     exception_line,
     merge,
@@ -385,6 +386,8 @@ def _reason(error: Exception, module: torch.nn.Module) -> str:
             "torch.export cannot record transforms of torch.func (vmap, grad, jacrev, ...) of a module: write "
             "torch.autograd.grad(..., create_graph=True) for gradients, and batched operators for vmap"
         )
+    if isinstance(error, Untrained):
+        return str(error)
     if isinstance(error, (UserError, Unanswerable)):
         return f"it cannot be recorded: {_first_line(error)}"
     text = f"{type(error).__name__}: {_first_line(error)}"

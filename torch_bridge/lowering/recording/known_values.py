@@ -17,16 +17,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_bridge.lazy_scalar import LazyScalar
-from torch_bridge.lowering.errors import source_line
-from torch_bridge.lowering.recording import elsewhere
+from torch_bridge.lowering.errors import Untrained, source_line
+from torch_bridge.lowering.recording import elsewhere, unregistered
 
 MOST_ELEMENTS = 1 << 22  # larger constants are not computed when read
-
-
-_CAPTURED = (
-    "a parameter of another module is used, and nobody would train it: give that module too, as the loss (Trainer(..., "
-    "loss=module)) or to jaxtrain.compile_many; if it shall stay as it is, call requires_grad_(False) on it"
-)
 
 
 class KnownValues:
@@ -77,7 +71,7 @@ class KnownValues:
                 if self._is_elsewhere(leaf):
                     self.captured[id(leaf)] = leaf
                     if leaf.requires_grad and torch.is_grad_enabled():
-                        raise NotImplementedError(_CAPTURED)
+                        raise Untrained(unregistered.refusal(self.module, leaf))
         if written := elsewhere.written(function, args, kwargs):
             memories = set(map(_memory, written))  # of tensors that have changed too
             self._recipes = {key: made for key, made in self._recipes.items() if _memory(made[0]) not in memories}

@@ -1,0 +1,1 @@
+"""What the trainers of the originals' facades share."""

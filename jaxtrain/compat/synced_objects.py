@@ -1,0 +1,65 @@
+"""A trainer's torch model and optimizer, and the compiled step that trains them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtrain.compiled_step.or_torch import StepOrTorch
+
+
+class SyncedObjects:
+    """Base of a trainer whose `model` and `optimizer` are torch objects with the newest values of a compiled step.
+
+    A subclass sets `_model` and `_optimizer`, makes the step in `_new_step`, and returns in `_step_parts` the objects
+    and numbers that the step was made of: after a change of one, the next call makes a new step.
+    """
+
+    _model: Any
+    _optimizer: Any
+    _step_parts: Callable[[], tuple]
+    _new_step: Callable[[], StepOrTorch]
+    _compiled: StepOrTorch | None = None
+    _compiled_of: tuple = ()
+
+    @property
+    def model(self) -> Any:
+        """The torch module, with the newest weights."""
+        self._sync()
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._forget_step()
+        self._model = model
+
+    @property
+    def optimizer(self) -> Any:
+        """The torch optimizer, with the newest state."""
+        self._sync()
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Any) -> None:
+        self._forget_step()
+        self._optimizer = optimizer
+
+    def _sync(self) -> None:
+        """Write the compiled step's weights and moments into the torch objects."""
+        if self._compiled is not None:
+            self._compiled.sync()
+
+    def _forget_step(self) -> None:
+        """Sync, and make a new step at the next call."""
+        self._sync()
+        self._compiled = None
+
+    def _step(self) -> StepOrTorch:
+        """Return the step of the present objects."""
+        parts = self._step_parts()
+        if self._compiled is None or not all(map(_is_same, self._compiled_of, parts)):
+            self._forget_step()
+            self._compiled, self._compiled_of = self._new_step(), parts
+        return self._compiled
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return old is new or (isinstance(old, int | float) and isinstance(new, int | float) and old == new)

@@ -1,9 +1,12 @@
 """A trainer's torch model and optimizer, and the compiled step that trains them."""
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from jaxtrain.compiled_step.or_torch import StepOrTorch
+
+PLAIN = (int, float, str, MethodType)  # compared by value; of all else, another object is another part
 
 
 class SyncedObjects:
@@ -62,4 +65,4 @@ class SyncedObjects:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    return old is new or (isinstance(old, int | float) and isinstance(new, int | float) and old == new)
+    return old is new or (isinstance(old, PLAIN) and isinstance(new, PLAIN) and old == new)

@@ -1,4 +1,4 @@
-"""The original's Trainer: its attributes, its methods and its files. The loop is Python, every step one compiled call."""
+"""The original's Trainer with its attributes, methods and files: a loop in Python, a compiled call a batch."""
 
 import dataclasses
 import pathlib
@@ -59,7 +59,9 @@ class Trainer(SyncedObjects):
         self.train_history: list[dict[str, float]] = []
         self.val_history: list[dict[str, float]] = []
         self.checkpoint_dir, self.log_dir = pathlib.Path(self.config.checkpoint_dir), pathlib.Path(self.config.log_dir)
-        self._order = torch.Generator()  # of the samples: a function of seed and epoch, so that a resumed run repeats it
+        self._order = (
+            torch.Generator()
+        )  # of the samples: a function of seed and epoch, so that a resumed run repeats it
         self.train_loader = self._loader(train_dataset, True)
         self.val_loader = None if val_dataset is None else self._loader(val_dataset, False)
         self.settings = trainer_setup.run_settings(self.config, self._model, len(train_dataset))
@@ -128,8 +130,8 @@ class Trainer(SyncedObjects):
             raise UserError(f"Trainer: no full batch of {rows} in {len(self.train_dataset)} samples")
         if rows == 1 and isinstance(self._model, trainer_setup.STOCK):
             raise UserError(
-                "Trainer: training on batches of 1 (config.batch_size, or as many samples), wanted 2 or more: BatchNorm "
-                "expects more than 1 value per channel when training"
+                "Trainer: training on batches of 1 (config.batch_size, or as many samples), wanted 2 or more: "
+                "BatchNorm expects more than 1 value per channel when training"
             )
 
     def history(self) -> dict[str, Any]:

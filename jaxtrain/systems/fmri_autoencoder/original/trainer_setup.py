@@ -40,8 +40,8 @@ def run_settings(config: TrainingConfig, model: torch.nn.Module, samples: int) -
     refused |= {"shard"} if settings.shard.strategy != "ddp" else set()
     if refused:
         raise UserError(
-            f"TrainingConfig.overrides: {', '.join(sorted(refused))}: the Trainer's loop reads the config's own fields, "
-            f"{', '.join(READ)}, and copies the weights to every device; take `python -m jaxtrain.run` for the rest"
+            f"TrainingConfig.overrides: {', '.join(sorted(refused))}: the Trainer's loop reads the config's own fields "
+            f"and {', '.join(READ)}, and copies the weights to every device; `python -m jaxtrain.run` reads the rest"
         )
     return settings
 
@@ -103,7 +103,9 @@ def checkpoint_to_resume(resume_from: str | None) -> pathlib.Path | None:
     path = pathlib.Path(resume_from).expanduser()
     if is_checkpoint_file(resume_from):
         return path
-    epochs = {file: re.fullmatch(r"checkpoint_epoch_(\d+)\.pt", file.name) for file in path.glob("checkpoint_epoch_*.pt")}
+    epochs = {
+        file: re.fullmatch(r"checkpoint_epoch_(\d+)\.pt", file.name) for file in path.glob("checkpoint_epoch_*.pt")
+    }
     numbered = {file: int(match[1]) for file, match in epochs.items() if match}
     if not numbered:
         raise UserError(f"resume_from: {path} holds no checkpoint_epoch_N.pt; name a .pt file, or the folder of a run")

@@ -38,14 +38,16 @@ def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str,
         for evaluated in (run / "best_model", *([] if meta["due"] else [folder])):
             write_progress(evaluated, {**meta, "metrics": {"loss": loss}})
     if meta["due"]:
-        for old in kept(run)[: -config.checkpoint.keep_last]:
+        for old in by_step(run)[: -config.checkpoint.keep_last]:
             shutil.rmtree(old)
 
 
-def kept(run: pathlib.Path) -> list[pathlib.Path]:
+def by_step(run: pathlib.Path) -> list[pathlib.Path]:
     """Return the checkpoint-* folders, sorted by step."""
-    found = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    folders = [
+        path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()
+    ]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ class Twin(nn.Module):
         super().__init__()
         model = config.model
         self.deep, self.architecture = model.family == "architectures", architecture
-        criteria, evidence = model.criteria.given(), model.evidence.given()
+        criteria, evidence = model.criteria.chosen(), model.evidence.chosen()
         sizes = options.encoders_of(architecture, model)
         for name, size in sizes.items():
             encoder = Encoder(size)
@@ -149,27 +149,27 @@ class Twin(nn.Module):
         return hidden[:, 0] if pooled is None else pooled
 
     def forward(self, batch):
-        found = {}
+        outputs = {}
         read = lambda side: [batch.get(f"{side}{n}") for n in ("input_ids", "attention_mask", "token_type_ids")]
         if self.architecture == "joint":
             texts = read("criteria_")
             hidden, pooled = self.criteria_encoder(*texts)
             vector = self._vector(hidden, pooled, texts[1])
-            found["logits"] = self.criteria_head(vector)
+            outputs["logits"] = self.criteria_head(vector)
             added = self.fusion_dropout(self.align(vector)) if self.deep else self.fusion(vector)
-            found["start_logits"], found["end_logits"] = self.evidence_head(
+            outputs["start_logits"], outputs["end_logits"] = self.evidence_head(
                 self.evidence_encoder(*read("evidence_"))[0] + added[:, None]
             )
-            return found
+            return outputs
         texts = read("")
         hidden, pooled = self.encoder(*texts)
         if self.architecture != "evidence":
             head = self.classifier if self.architecture == "criteria" else self.criteria_head
-            found["logits"] = head(self._vector(hidden, pooled, texts[1]))
+            outputs["logits"] = head(self._vector(hidden, pooled, texts[1]))
         if self.architecture != "criteria":
             head = self.span_head if self.architecture == "evidence" else self.evidence_head
-            found["start_logits"], found["end_logits"] = head(hidden)
-        return found
+            outputs["start_logits"], outputs["end_logits"] = head(hidden)
+        return outputs
 
 
 class BaseTwin(nn.Module):
@@ -182,7 +182,7 @@ class BaseTwin(nn.Module):
         encoder = Encoder(size)
         self.encoder, self.head = nn.Module(), nn.Module()
         self.encoder.encoder = PeftEncoder(encoder, model.lora, size) if model.lora.enabled else encoder
-        dropout, hidden = nn.Dropout(model.criteria.given().get("dropout", 0.1)), model.base_hidden
+        dropout, hidden = nn.Dropout(model.criteria.chosen().get("dropout", 0.1)), model.base_hidden
         last = nn.Linear(hidden or size.hidden_size, model.num_labels)
         parts = [nn.Linear(size.hidden_size, hidden), nn.ReLU(), dropout, last] if hidden else [dropout, last]
         self.head.classifier = nn.Sequential(*parts)

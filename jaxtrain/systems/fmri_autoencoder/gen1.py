@@ -59,8 +59,8 @@ class Gen1Encoder(nnx.Module):
         groups = o.batch_norm_groups
 
         def flat(channels: int, space: int) -> int:  # a flattened size may itself be overridden
-            own = channel(channels) * space
-            return own if width(channels * space) == channels * space else width(channels * space)
+            flat_width = channel(channels) * space
+            return flat_width if width(channels * space) == channels * space else width(channels * space)
 
         pixels = math.ceil(o.video_height / 16) * math.ceil(o.video_width / 16)
         self.video_encoder = ConvEncoder(

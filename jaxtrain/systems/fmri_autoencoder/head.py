@@ -106,10 +106,10 @@ class HeadEncoder(nnx.Module):
 
         Raises ValueError if the audio has other columns than the options say.
         """
-        wanted = self.audio_encoder.fc1.weight.shape[1]
-        if audio.ndim != 2 or audio.shape[1] != wanted:
+        width = self.audio_encoder.fc1.weight.shape[1]
+        if audio.ndim != 2 or audio.shape[1] != width:
             raise ValueError(
-                f"audio is {list(audio.shape)}, wanted [batch, {wanted}]: codebooks or mel bands times "
+                f"audio is {list(audio.shape)}, wanted [batch, {width}]: codebooks or mel bands times "
                 "model.audio_frames_per_tr, flattened; do model.use_encodec and the prepared data agree?"
             )
         features = (

@@ -198,8 +198,8 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
     """
     valid = batch["valid"]
     outputs = model(batch["frames"], batch["actions"], rngs, valid)
-    wanted = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
-    errors = jnp.square(outputs.prediction_inputs.astype(jnp.float32) - wanted).mean((1, 2))
+    targets = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
+    errors = jnp.square(outputs.prediction_inputs.astype(jnp.float32) - targets).mean((1, 2))
     weight = valid.sum().astype(jnp.float32)
     prediction = jnp.where(valid, errors, 0).sum() / jnp.maximum(weight, 1)
     rows = outputs.embeddings.reshape(-1, outputs.embeddings.shape[-1]).astype(jnp.float32)
@@ -214,8 +214,8 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
 
 def outputs(model: LeWorldModel, batch):
     """Return embeddings and predictions, float [batch, step, width]."""
-    found = model(batch["frames"], batch["actions"])
-    return {"embeddings": found.embeddings, "predictions": found.predictions}
+    result = model(batch["frames"], batch["actions"])
+    return {"embeddings": result.embeddings, "predictions": result.predictions}
 
 
 def eval_statistics(outputs, batch, config) -> Statistics:

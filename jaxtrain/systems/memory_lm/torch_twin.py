@@ -98,7 +98,7 @@ class MemoryModel(nn.Module):
 
     make_router, make_attention, make_lora = Router, MemoryAttention, LoRALinear
 
-    def place(self, memory, layers: int, width: int, as_set: bool):
+    def insert_memory(self, memory, layers: int, width: int, as_set: bool):
         self.memory = memory
         self.reading = get_memory_layer_indices(memory, layers)
         order = list(set(self.reading)) if as_set else self.reading  # the original's order in optimizer.bin
@@ -136,7 +136,7 @@ class MemoryTransformer(MemoryModel):
     def __init__(self, config, memory):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.place(memory, config.num_layers, config.hidden_dim, as_set=True)
+        self.insert_memory(memory, config.num_layers, config.hidden_dim, as_set=True)
         self.layers = nn.ModuleList(
             Block(config, memory, i in self.bank_of, self.make_attention) for i in range(config.num_layers)
         )
@@ -173,7 +173,7 @@ class MemoryAdapter(MemoryModel):
         self.base_model = CausalLM(config).to(base_dtype)
         if memory.lora:
             apply_lora(self.base_model, memory, self.make_lora)
-        self.place(memory, config.num_layers, config.hidden_size, as_set=False)
+        self.insert_memory(memory, config.num_layers, config.hidden_size, as_set=False)
         self.memory_adapters = nn.ModuleDict(
             {str(i): Adapter(config, memory, dropout, self.make_attention) for i in self.reading}
         )

@@ -126,13 +126,13 @@ def allocate(
     priority = priority or {}
     mains: dict[str, str | None] = dict.fromkeys(("head", "clothes", "shoes"))
     tiers: dict[str, int] = {}
-    for wanted in filter(None, map(read_token, tokens)):
-        if not wanted.main_only:
-            tiers[wanted.family] = max(tiers.get(wanted.family, 0), wanted.min_ap)
-        elif mains[SLOT_OF[wanted.family]] not in (None, wanted.family):
+    for ability in filter(None, map(read_token, tokens)):
+        if not ability.main_only:
+            tiers[ability.family] = max(tiers.get(ability.family, 0), ability.min_ap)
+        elif mains[SLOT_OF[ability.family]] not in (None, ability.family):
             return None, None
         else:
-            mains[SLOT_OF[wanted.family]] = wanted.family
+            mains[SLOT_OF[ability.family]] = ability.family
     families = sorted(tiers, key=lambda family: (-tiers[family], -priority.get(family, 0)))
     free = [slot for slot in SLOTS if mains[slot] is None]
     weight = {family: priority.get(family, tiers[family]) for family in families}
@@ -177,8 +177,8 @@ def expand(tokens: Iterable[str | AbilityToken]) -> list[str]:
     A tier that is given twice appears twice, as in the original.
     """
     context = []
-    for wanted in filter(None, map(read_token, tokens)):
-        context += [wanted.name] if wanted.main_only else thresholds_up_to(wanted.family, wanted.min_ap)
+    for ability in filter(None, map(read_token, tokens)):
+        context += [ability.name] if ability.main_only else thresholds_up_to(ability.family, ability.min_ap)
     return context or [NULL]
 
 

@@ -13,7 +13,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.architecture_models import (
     ACTIVATIONS,
     classifier_of,
-    first_given,
+    first_present,
     hidden_widths,
     labels_of,
     nested,
@@ -161,25 +161,25 @@ class _Model(nn.Module):
         **more: Any,
     ):
         """Return a ModelOutput, or a tuple with return_dict=False. Raises TypeError for a positional tensor."""
-        own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self._answer(batch, own | more, return_dict)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self._answer(batch, inputs | more, return_dict)
 
     def _answer(self, batch: Any, tensors: Mapping[str, Any], return_dict: bool):
         if batch is not None and not isinstance(batch, Mapping):
             raise TypeError(f"{type(self).__name__} takes tensors by name or one mapping, got {type(batch).__name__}")
-        given = {**(batch or {}), **{name: value for name, value in tensors.items() if value is not None}}
-        output = self.answer(given)
+        inputs = {**(batch or {}), **{name: value for name, value in tensors.items() if value is not None}}
+        output = self.answer(inputs)
         return output if return_dict else output.to_tuple()
 
-    def answer(self, given: Mapping[str, Any]) -> ModelOutput:
+    def answer(self, inputs: Mapping[str, Any]) -> ModelOutput:
         raise NotImplementedError
 
 
-def encode(encoder: nn.Module, given: Mapping[str, Any], side: str = ""):
+def encode(encoder: nn.Module, inputs: Mapping[str, Any], side: str = ""):
     """Return the encoder's output for one side's text, and its mask; missing tensors fall back to unprefixed ones."""
-    found = {name: first_given(given.get(f"{side}{name}"), given.get(name)) for name in TEXT}
-    outputs = encoder(**{name: value for name, value in found.items() if value is not None})
-    return outputs, found["attention_mask"]
+    tensors = {name: first_present(inputs.get(f"{side}{name}"), inputs.get(name)) for name in TEXT}
+    outputs = encoder(**{name: value for name, value in tensors.items() if value is not None})
+    return outputs, tensors["attention_mask"]
 
 
 def pooled_by(pooler: SequencePooler, outputs: Any, mask: Any) -> torch.Tensor:
@@ -202,15 +202,15 @@ class Criteria(_Model):
     ):
         super().__init__()
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        labels = first_given(task.get("num_labels"), head.get("num_labels"), num_labels)
+        labels = first_present(task.get("num_labels"), head.get("num_labels"), num_labels)
         options = classifier_of(head, labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims)
         self.encoder = AutoModel.from_pretrained(model_name)
         width = self.encoder.config.hidden_size
         self.pooler = SequencePooler(width, pooling_of(head, task))
         self.classifier = ClassificationHead(width, **options)
 
-    def answer(self, given: Mapping[str, Any]) -> CriteriaOutput:
-        return CriteriaOutput(self.classifier(pooled_by(self.pooler, *encode(self.encoder, given))))
+    def answer(self, inputs: Mapping[str, Any]) -> CriteriaOutput:
+        return CriteriaOutput(self.classifier(pooled_by(self.pooler, *encode(self.encoder, inputs))))
 
 
 class Evidence(_Model):
@@ -226,12 +226,12 @@ class Evidence(_Model):
     ):
         super().__init__()
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        layers = first_given(head.get("layers"), task.get("layers"), 1)
+        layers = first_present(head.get("layers"), task.get("layers"), 1)
         self.encoder = AutoModel.from_pretrained(model_name)
         self.span_head = SpanPredictionHead(self.encoder.config.hidden_size, **span_of(head, layers, dropout_prob))
 
-    def answer(self, given: Mapping[str, Any]) -> EvidenceOutput:
-        return EvidenceOutput(*self.span_head(encode(self.encoder, given)[0].last_hidden_state))
+    def answer(self, inputs: Mapping[str, Any]) -> EvidenceOutput:
+        return EvidenceOutput(*self.span_head(encode(self.encoder, inputs)[0].last_hidden_state))
 
 
 class Share(_Model):
@@ -259,8 +259,8 @@ class Share(_Model):
         self.criteria_head = ClassificationHead(width, **options)
         self.evidence_head = SpanPredictionHead(width, **span_of(evidence, span_depth(evidence), evidence_dropout))
 
-    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
-        outputs, mask = encode(self.encoder, given)
+    def answer(self, inputs: Mapping[str, Any]) -> ShareOutput:
+        outputs, mask = encode(self.encoder, inputs)
         logits = self.criteria_head(pooled_by(self.pooler, outputs, mask))
         return ShareOutput(logits, *self.evidence_head(outputs.last_hidden_state))
 
@@ -290,7 +290,7 @@ class Joint(_Model):
         labels = labels_of(criteria, task, criteria_num_labels)
         options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
         names = ("criteria_model_name", "evidence_model_name")
-        first, second = (first_given(task.get(name), shared.get(name), model_name) for name in names)
+        first, second = (first_present(task.get(name), shared.get(name), model_name) for name in names)
         self.criteria_encoder, self.evidence_encoder = (
             AutoModel.from_pretrained(first),
             AutoModel.from_pretrained(second),
@@ -299,7 +299,7 @@ class Joint(_Model):
         self.pooler = SequencePooler(ours, pooling_of(criteria, task))
         self.criteria_head = ClassificationHead(ours, **options)
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs)
-        self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
+        self.fusion_dropout = nn.Dropout(first_present(shared.get("dropout"), fusion_dropout))
         self.evidence_head = SpanPredictionHead(theirs, **span_of(evidence, span_depth(evidence), evidence_dropout))
 
     def forward(  # type: ignore[override]
@@ -319,13 +319,13 @@ class Joint(_Model):
         """Return a JointOutput, or a tuple with return_dict=False; missing tensors fall back to unprefixed ones."""
         first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
-        own = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}
-        own |= {f"evidence_{name}": value for name, value in zip(TEXT, second, strict=True)}
-        return self._answer(batch, own | more, return_dict)
+        inputs = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}
+        inputs |= {f"evidence_{name}": value for name, value in zip(TEXT, second, strict=True)}
+        return self._answer(batch, inputs | more, return_dict)
 
-    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
-        pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, given, "criteria_"))
-        hidden = encode(self.evidence_encoder, given, "evidence_")[0].last_hidden_state
+    def answer(self, inputs: Mapping[str, Any]) -> ShareOutput:
+        pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, inputs, "criteria_"))
+        hidden = encode(self.evidence_encoder, inputs, "evidence_")[0].last_hidden_state
         start, end = self.evidence_head(hidden + self.fusion_dropout(self.align(pooled))[:, None])
         return JointOutput(self.criteria_head(pooled), start, end)
 

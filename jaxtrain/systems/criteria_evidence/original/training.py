@@ -195,12 +195,12 @@ class Trainer:
         Without `update` the gradients are accumulated for the next call.
         """
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        _, found = self._step()(tensors, update=update)
+        _, values = self._step()(tensors, update=update)
         if update:
             if self.scheduler is not None:
                 self.scheduler.step()
             self.global_step += 1
-        return found
+        return values
 
     def train_epoch(self, epoch: int = 0) -> Scores:
         """Run one pass over the training data; return train_loss (mean over batches) and train_accuracy.
@@ -212,9 +212,9 @@ class Trainer:
         losses, correct, seen = [], [], 0
         for index, batch in enumerate(self.train_loader):
             update = (index + 1) % self.gradient_accumulation_steps == 0
-            found = self.training_step(batch, update)
-            losses.append(found["loss"])
-            correct.append(found["correct"])
+            values = self.training_step(batch, update)
+            losses.append(values["loss"])
+            correct.append(values["correct"])
             seen += len(batch["labels"])
             if update and self.global_step % self.logging_steps == 0:
                 rate = self._optimizer.param_groups[0]["lr"]
@@ -239,8 +239,8 @@ class Trainer:
             labels.append(to_numpy(batch["labels"]))
         if not losses:
             raise UserError("val_loader gave no batch")
-        found = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)
-        return found | {"val_loss": float(np.mean(losses))}
+        metrics = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)
+        return metrics | {"val_loss": float(np.mean(losses))}
 
     def train(self) -> Scores:
         """Train until the last epoch or `patience` epochs without improvement; return best_<metric> and total_epochs.
@@ -250,21 +250,21 @@ class Trainer:
         epochs = 0
         for epoch in range(self.num_epochs):
             self.current_epoch, started = epoch, time.time()
-            found = {**_of_epoch(self.train_epoch, epoch), **_of_epoch(self.validate, epoch)}
+            metrics = {**_of_epoch(self.train_epoch, epoch), **_of_epoch(self.validate, epoch)}
             if self.scheduler is not None:
                 self.scheduler.step()
-            found |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
-            found["epoch_time"] = time.time() - started
-            self.training_history.append(dict(found))
-            self.log_metrics(found, epoch)
-            print(self.epoch_summary(found), flush=True)
+            metrics |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
+            metrics["epoch_time"] = time.time() - started
+            self.training_history.append(dict(metrics))
+            self.log_metrics(metrics, epoch)
+            print(self.epoch_summary(metrics), flush=True)
             epochs = epoch + 1
-            if self.early_stopping_metric not in found:
+            if self.early_stopping_metric not in metrics:
                 raise UnknownMetric(
-                    f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(found))}"
+                    f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(metrics))}"
                 )
-            improved = self.check_improvement(found[self.early_stopping_metric])
-            self.save_checkpoint(epoch, found, improved)
+            improved = self.check_improvement(metrics[self.early_stopping_metric])
+            self.save_checkpoint(epoch, metrics, improved)
             if self.patience_counter >= self.patience:
                 print(f"Early stopping after epoch {epochs}: {self.patience} without improvement", flush=True)
                 break
@@ -286,11 +286,11 @@ class Trainer:
         self.patience_counter = 0 if improved else self.patience_counter + 1
         return improved
 
-    def epoch_summary(self, found: Mapping[str, Any]) -> str:
+    def epoch_summary(self, metrics: Mapping[str, Any]) -> str:
         """Return the line that is printed after an epoch."""
         shown = ("train_loss", "train_accuracy", "val_loss", self.early_stopping_metric)
-        parts = [f"{name}: {found[name]:.4f}" for name in shown if isinstance(found.get(name), float)]
-        return f"Epoch {found['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {found['epoch_time']:.1f}s"
+        parts = [f"{name}: {metrics[name]:.4f}" for name in shown if isinstance(metrics.get(name), float)]
+        return f"Epoch {metrics['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {metrics['epoch_time']:.1f}s"
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
         """Log to the script's active MLflow run, if there is one, or to a patched mlflow.log_metrics."""
@@ -353,5 +353,5 @@ def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
 
 def _is_patched(mlflow: Any) -> bool:
     """Return True if mlflow.log_metrics has been replaced, for example by a test."""
-    own = sys.modules.get("mlflow.tracking.fluent")
-    return own is not None and mlflow.log_metrics is not own.log_metrics
+    module = sys.modules.get("mlflow.tracking.fluent")
+    return module is not None and mlflow.log_metrics is not module.log_metrics

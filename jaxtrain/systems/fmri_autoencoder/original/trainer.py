@@ -264,7 +264,7 @@ class Trainer(SyncedObjects):
 
     def checkpoint(self, epoch: int, val_loss: float | None = None) -> dict[str, Any]:
         """Return the original's checkpoint: plain values and tensors, which torch.load(weights_only=True) accepts."""
-        saved = {
+        content = {
             "epoch": epoch,
             "global_step": self.global_step,
             "model_state_dict": self.model.state_dict(),
@@ -276,8 +276,8 @@ class Trainer(SyncedObjects):
         }
         for name in ("scheduler", "scaler"):
             if getattr(self, name) is not None:
-                saved[f"{name}_state_dict"] = getattr(self, name).state_dict()
-        return saved if val_loss is None else {**saved, "val_loss": val_loss}
+                content[f"{name}_state_dict"] = getattr(self, name).state_dict()
+        return content if val_loss is None else {**content, "val_loss": val_loss}
 
     def save_checkpoint(
         self,

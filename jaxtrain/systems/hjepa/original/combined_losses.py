@@ -71,22 +71,26 @@ class CombinedLoss(LossModule):
         base = self.jepa_loss(predictions, targets, masks)
         weights, terms = self._vicreg_weights, {}
         if context_features is not None:
-            found = self.vicreg_loss(*halves(context_features)[:2])
-            extra = weights[0] * found["loss"]
-            terms["vicreg_encoder"] = found["loss"]
-            terms |= {f"vicreg_{name}": found[f"{name}_loss"] for name in ("invariance", "variance", "covariance")}
+            regularizer = self.vicreg_loss(*halves(context_features)[:2])
+            extra = weights[0] * regularizer["loss"]
+            terms["vicreg_encoder"] = regularizer["loss"]
+            terms |= {
+                f"vicreg_{name}": regularizer[f"{name}_loss"] for name in ("invariance", "variance", "covariance")
+            }
         elif self.apply_vicreg_per_level:
             extra = 0.0
             for level in range(self.num_hierarchies):
-                found = self.vicreg_loss(*self._views(predictions[level], targets[level]))
-                extra = extra + weights[level] * found["loss"]
-                terms[f"vicreg_h{level}"] = found["loss"]
+                regularizer = self.vicreg_loss(*self._views(predictions[level], targets[level]))
+                extra = extra + weights[level] * regularizer["loss"]
+                terms[f"vicreg_h{level}"] = regularizer["loss"]
                 for name in ("invariance", "variance", "covariance"):
-                    terms[f"vicreg_{name}_h{level}"] = found[f"{name}_loss"]
+                    terms[f"vicreg_{name}_h{level}"] = regularizer[f"{name}_loss"]
         else:
-            found = self.vicreg_loss(*self._views(predictions[-1], targets[-1]))
-            extra = weights[-1] * found["loss"]
-            terms |= {f"vicreg_{name}": value for name, value in found.items()}  # so vicreg_loss is unweighted here
+            regularizer = self.vicreg_loss(*self._views(predictions[-1], targets[-1]))
+            extra = weights[-1] * regularizer["loss"]
+            terms |= {
+                f"vicreg_{name}": value for name, value in regularizer.items()
+            }  # so vicreg_loss is unweighted here
         return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
     def _views(self, prediction, target):
@@ -147,10 +151,10 @@ class HierarchicalCombinedLoss(CombinedLoss):
         base = self.jepa_loss(predictions, targets, masks)
         extra, terms = 0.0, {}
         for level, (weight, loss) in enumerate(zip(self._vicreg_weights, self.vicreg_losses, strict=True)):
-            found = loss(*views_of_level(predictions[level], targets[level]))
-            extra = extra + weight * found["loss"]
-            terms[f"vicreg_h{level}"] = found["loss"]
-            terms |= {f"vicreg_{name}_h{level}": value for name, value in found.items() if name != "loss"}
+            regularizer = loss(*views_of_level(predictions[level], targets[level]))
+            extra = extra + weight * regularizer["loss"]
+            terms[f"vicreg_h{level}"] = regularizer["loss"]
+            terms |= {f"vicreg_{name}_h{level}": value for name, value in regularizer.items() if name != "loss"}
         return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
 
     def for_arrays(self, predictions, targets, masks=None, *, context_features=None):
@@ -262,14 +266,14 @@ class ContrastiveJEPALoss(LossModule):
                 "and target_features_j"
             )
         base = self.jepa_loss(predictions, targets, masks)
-        found = self.contrastive(*(x[:, 0] for x in views))
+        contrast = self.contrastive(*(x[:, 0] for x in views))
         return base | {
-            "loss": self.jepa_weight * base["loss"] + self.contrastive_weight * found["loss"],
+            "loss": self.jepa_weight * base["loss"] + self.contrastive_weight * contrast["loss"],
             "jepa_loss": base["loss"],
-            "contrastive_loss": found["loss"],
-            "contrastive_accuracy": found["accuracy"],
-            "contrastive_pos_sim": found["positive_similarity"],
-            "contrastive_neg_sim": found["negative_similarity"],
+            "contrastive_loss": contrast["loss"],
+            "contrastive_accuracy": contrast["accuracy"],
+            "contrastive_pos_sim": contrast["positive_similarity"],
+            "contrastive_neg_sim": contrast["negative_similarity"],
         }
 
     def for_arrays(self, *args, **kwargs):

@@ -71,8 +71,8 @@ class HJEPALoss(LossModule):
 
     def for_arrays(self, predictions, targets, masks=None, context_features=None):
         self._check(predictions, targets, masks)
-        given = losses.LossInputs(list(predictions), list(targets), masks=masks)
-        return losses.hjepa(given, **self.options())
+        inputs = losses.LossInputs(list(predictions), list(targets), masks=masks)
+        return losses.hjepa(inputs, **self.options())
 
     def options(self) -> dict:
         """Return the arguments of `jaxtrain.systems.hjepa.losses.hjepa` that give the same loss."""

@@ -53,18 +53,18 @@ def not_negative(**weights: float) -> None:
             raise ValueError(f"{name}={weight} must not be negative")
 
 
-def of_levels(given, levels: int, name: str) -> list[float]:
+def of_levels(weights, levels: int, name: str) -> list[float]:
     """Return one number per level, from one for all or a list. Raises ValueError for no level, another length or a
     negative weight."""
     if levels < 1:
         raise ValueError(f"num_hierarchies={levels} must be at least 1")
-    if isinstance(given, (int, float)):
-        given = [given] * levels
-    if len(given) != levels:
-        raise ValueError(f"{name}: {len(given)} weights for {levels} levels (num_hierarchies)")
-    for value in given:
+    if isinstance(weights, (int, float)):
+        weights = [weights] * levels
+    if len(weights) != levels:
+        raise ValueError(f"{name}: {len(weights)} weights for {levels} levels (num_hierarchies)")
+    for value in weights:
         not_negative(**{name: value})
-    return [float(value) for value in given]
+    return [float(value) for value in weights]
 
 
 def over_levels(loss: Callable, weights: list[float], predictions, targets) -> dict:
@@ -72,7 +72,7 @@ def over_levels(loss: Callable, weights: list[float], predictions, targets) -> d
     terms: dict = {}
     total = 0.0
     for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
-        found = loss(prediction, target.detach())
-        total = total + weights[level] * found["loss"]
-        terms |= {f"{name}_h{level}": value for name, value in found.items()}
+        level_terms = loss(prediction, target.detach())
+        total = total + weights[level] * level_terms["loss"]
+        terms |= {f"{name}_h{level}": value for name, value in level_terms.items()}
     return terms | {"loss": total}

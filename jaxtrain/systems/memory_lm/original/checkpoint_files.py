@@ -117,8 +117,8 @@ def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     groups = optimizer["param_groups"]
     if not all("name" in group for group in groups):
         return dict(optimizer), []
-    place = {name: i for i, name in enumerate(GROUPS)}
-    order = sorted(range(len(groups)), key=lambda i: place[str(groups[i]["name"]).removesuffix(" without decay")])
+    rank = {name: i for i, name in enumerate(GROUPS)}
+    order = sorted(range(len(groups)), key=lambda i: rank[str(groups[i]["name"]).removesuffix(" without decay")])
     numbers = [number for i in order for number in groups[i]["params"]]
     new = {number: i for i, number in enumerate(numbers)}
     state = {new[number]: entry for number, entry in optimizer["state"].items()}

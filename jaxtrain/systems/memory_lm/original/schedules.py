@@ -7,11 +7,13 @@ from jaxtrain.optim.schedules import Schedule
 
 def schedule(config, schedule, steps_per_epoch: int):
     """Return the original's schedule if `optim.original_schedule` is set, else the given one."""
-    given = config.optim.original_schedule
-    if given is None:
+    options_of_original = config.optim.original_schedule
+    if options_of_original is None:
         return schedule
-    options = given.model_dump(exclude={"scheduler", "warmup_steps"})
-    return original_schedule(given.scheduler, config.train.steps, given.warmup_steps, **options)
+    options = options_of_original.model_dump(exclude={"scheduler", "warmup_steps"})
+    return original_schedule(
+        options_of_original.scheduler, config.train.steps, options_of_original.warmup_steps, **options
+    )
 
 
 def original_schedule(

@@ -165,8 +165,8 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
         use_flash_attention: bool = True,
         gradient_checkpointing: bool = False,
     ):
-        for name, wanted in (("projection_rank", use_low_rank_projections), ("reduced_dim", reduced_dim_mode)):
-            if wanted and {"projection_rank": projection_rank, "reduced_dim": reduced_dim}[name] is None:
+        for name, enabled in (("projection_rank", use_low_rank_projections), ("reduced_dim", reduced_dim_mode)):
+            if enabled and {"projection_rank": projection_rank, "reduced_dim": reduced_dim}[name] is None:
                 raise UserError(f"{name}: missing; the other option that is on needs it")
         section = Memory(
             memory_dim=memory_dim,

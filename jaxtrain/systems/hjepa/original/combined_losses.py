@@ -6,15 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxtrain.systems.hjepa import losses
-from jaxtrain.systems.hjepa.losses import LossInputs, halves
+from jaxtrain.systems.hjepa.losses import halves
 from jaxtrain.systems.hjepa.original.contrastive import NTXentLoss
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
-from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, not_negative, of_levels, to_rows
+from jaxtrain.systems.hjepa.original.loss_module import arrays_too, not_negative, of_levels, to_rows
 from jaxtrain.systems.hjepa.original.regularizer_losses import SIGRegLoss, VICRegLoss
 
 
-class CombinedLoss(LossModule):
+class CombinedLoss(nn.Module):
     """HJEPALoss plus VICReg, on the halves of a batch of context features if given, else of the levels' features.
 
     Returns the terms of both: loss, jepa_loss, vicreg_loss (weighted), loss_h*, loss_unweighted and, with context
@@ -96,16 +95,6 @@ class CombinedLoss(LossModule):
     def _views(self, prediction, target):
         return (target, prediction) if self.vicreg_on_targets else views_of_level(prediction, target)
 
-    def for_arrays(self, predictions, targets, masks=None, context_features=None):
-        return losses.combined(
-            LossInputs(list(predictions), list(targets), context_features, masks),
-            jepa=self.jepa_loss.options(),
-            vicreg_options=self.vicreg_loss.options(),
-            vicreg_weight=self._vicreg_weights.tolist(),
-            apply_vicreg_per_level=self.apply_vicreg_per_level,
-            vicreg_on_targets=self.vicreg_on_targets,
-        )
-
     def extra_repr(self) -> str:
         return f"num_hierarchies={self.num_hierarchies}, apply_vicreg_per_level={self.apply_vicreg_per_level}"
 
@@ -157,16 +146,8 @@ class HierarchicalCombinedLoss(CombinedLoss):
             terms |= {f"vicreg_{name}_h{level}": value for name, value in regularizer.items() if name != "loss"}
         return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
 
-    def for_arrays(self, predictions, targets, masks=None, *, context_features=None):
-        return losses.hierarchical_combined(
-            LossInputs(list(predictions), list(targets), masks=masks),
-            jepa=self.jepa_loss.options(),
-            vicreg_configs=[loss.options() for loss in self.vicreg_losses],
-            vicreg_weight=self._vicreg_weights.tolist(),
-        )
 
-
-class HJEPASIGRegLoss(LossModule):
+class HJEPASIGRegLoss(nn.Module):
     """jepa_loss plus sigreg_weight * SIGReg's statistic on the halves of a batch of context features.
 
     The halves' distance is only logged. Raises ValueError for a negative weight.
@@ -193,18 +174,8 @@ class HJEPASIGRegLoss(LossModule):
             raise ValueError("HJEPASIGRegLoss wants context_features [batch, token, width]")
         return [to_rows(x) for x in halves(context_features)[:2]]
 
-    def for_arrays(self, predictions, targets, masks=None, context_features=None):
-        width = self._views(context_features)[0].shape[1]
-        directions = [self.sigreg_loss.slices(width).numpy() for _ in range(2)]
-        return losses.hjepa_sigreg(
-            LossInputs(list(predictions), list(targets), context_features, masks, directions),
-            jepa=self.jepa_loss.options(),
-            sigreg_loss_weight=self.sigreg_weight,
-            **self.sigreg_loss.univariate_test.options(),
-        )
 
-
-class ContrastiveJEPALoss(LossModule):
+class ContrastiveJEPALoss(nn.Module):
     """C-JEPA: jepa_weight * a JEPA loss + contrastive_weight * NT-Xent between the class tokens of two views.
 
     contrastive_on_context: of two pairs of views, the context's counts, else the target's; an only pair always does.
@@ -275,6 +246,3 @@ class ContrastiveJEPALoss(LossModule):
             "contrastive_pos_sim": contrast["positive_similarity"],
             "contrastive_neg_sim": contrast["negative_similarity"],
         }
-
-    def for_arrays(self, *args, **kwargs):
-        return type(self).forward.__wrapped__(self, *args, **kwargs)  # its parts accept JAX arrays

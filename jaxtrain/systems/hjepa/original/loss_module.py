@@ -1,27 +1,35 @@
-"""Shared code of the original's losses: modules for tensors, functions for JAX arrays."""
+"""Shared code of the original's losses."""
 
 import functools
 from collections.abc import Callable
 
 import jax
-from torch import nn
+import jax.numpy as jnp
+import numpy as np
+import torch
 
-
-class LossModule(nn.Module):
-    """Torch loss. Called with JAX arrays, it returns JAX arrays from `for_arrays`, the formula that training uses."""
-
-    def for_arrays(self, *args, **kwargs) -> dict[str, jax.Array]:
-        raise NotImplementedError
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy, to_torch
 
 
 def arrays_too(forward: Callable) -> Callable:
-    """Decorate a LossModule's forward so that a call with JAX arrays goes to `for_arrays`."""
+    """Decorate a loss's forward so that a call with JAX arrays gives JAX arrays of the same values.
+
+    Raises UserError inside jax.grad, jit and vmap, where arrays have no values.
+    """
+
+    def tensor(leaf):
+        if isinstance(leaf, jax.core.Tracer):
+            raise UserError("a torch loss inside jax.grad, jit or vmap: take jaxtrain.systems.hjepa.losses there")
+        return to_torch(np.asarray(leaf)) if isinstance(leaf, jax.Array) else leaf
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
-            return self.for_arrays(*args, **kwargs)
-        return forward(self, *args, **kwargs)
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
+            return forward(self, *args, **kwargs)
+        with torch.no_grad():
+            args, kwargs = jax.tree.map(tensor, (args, kwargs))
+            return {name: jnp.asarray(to_numpy(value)) for name, value in forward(self, *args, **kwargs).items()}
 
     return call
 

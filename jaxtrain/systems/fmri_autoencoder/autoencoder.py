@@ -5,7 +5,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxtrain.systems.fmri_autoencoder.blocks import parameter_count, parameter_counts
 from jaxtrain.systems.fmri_autoencoder.config import ModelOptions
 from jaxtrain.systems.fmri_autoencoder.losses import internal_losses
 
@@ -42,9 +41,6 @@ class Decoder(nnx.Module):
     def audio_head(self, x, rngs=None, valid=None):
         return self.head("audio", x, rngs, valid)
 
-    def count_parameters(self) -> dict[str, int]:
-        return parameter_counts(self)
-
 
 class Autoencoder(nnx.Module):
     """Autoencoder: an `encoder` of (video, audio, text) to bottleneck and voxels, a `decoder` back, and `options`."""
@@ -70,8 +66,3 @@ class Autoencoder(nnx.Module):
     def decode_only(self, bottleneck):
         """Return (video, audio, text) in evaluation mode."""
         return self.decoder(bottleneck)
-
-    def get_parameter_count(self) -> dict:
-        """Return parameter counts by part and layer, and their `total`."""
-        parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
-        return {**parts, "total": parameter_count(self)}

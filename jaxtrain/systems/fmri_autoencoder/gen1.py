@@ -18,7 +18,6 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Widths,
     block,
     normalize,
-    parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options
 
@@ -95,9 +94,6 @@ class Gen1Encoder(nnx.Module):
         pooled = self.feature_conv(jnp.concatenate(features, axis=-1), rngs, valid)
         bottleneck = self.to_bottleneck(pooled, rngs, valid)
         return bottleneck, self.bottleneck_to_voxels(bottleneck, rngs, valid)
-
-    def get_parameter_count(self) -> dict[str, int]:
-        return parameter_counts(self)
 
 
 class Gen1Decoder(Decoder):

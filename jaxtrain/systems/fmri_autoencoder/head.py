@@ -17,7 +17,6 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Stack,
     Widths,
     block,
-    parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
 from jaxtrain.systems.fmri_autoencoder.losses import wide
@@ -121,9 +120,6 @@ class HeadEncoder(nnx.Module):
         for layer in (self.feature_conv, self.layer5, self.layer6, self.layer7_bottleneck):
             x = layer(x, rngs, valid)
         return x, self.bottleneck_to_voxels(x, rngs, valid)
-
-    def get_parameter_count(self) -> dict[str, int]:
-        return parameter_counts(self)
 
 
 class HeadDecoder(Decoder):

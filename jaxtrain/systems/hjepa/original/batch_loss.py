@@ -58,7 +58,7 @@ class BatchLoss:
 
     def _compiled(self) -> Callable | None:
         """Return the compiled function of a batch, or None if model and loss are not both torch code."""
-        if not issubclass(type(self.model), nn.Module):  # type(), as a mock with a spec passes isinstance
+        if not issubclass(type(self.model), nn.Module):  # type(): isinstance() would ask the object itself
             return None
         if not issubclass(type(self.loss_fn), (nn.Module, types.FunctionType, types.MethodType)):
             return None

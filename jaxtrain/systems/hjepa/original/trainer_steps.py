@@ -11,7 +11,7 @@ set after the update.
 
 import contextlib
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,50 @@ from tqdm import tqdm
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import metrics
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
-from jaxtrain.systems.hjepa.original.trainer_parts import TrainerParts
 from torch_bridge.torch_step import clip_and_step
 
 SHOWN = 4  # images per visualisation
 
 
-class TrainerSteps(TrainerParts):
+class TrainerSteps:
     """Methods for a training step, for training and validation epochs, and for the work after an epoch.
 
-    HJEPATrainer sets the attributes.
+    HJEPATrainer sets the attributes; `Any` are those that users may replace by an object of their own.
     """
+
+    config: Mapping[str, Any]
+    device: Any
+    device_type: str
+    epochs: int
+    steps_per_epoch: int
+    accumulation_steps: int
+    log_frequency: int
+    current_epoch: int
+    global_step: int
+    epochs_without_improvement: int
+    best_val_loss: float
+    clip_grad: float | None
+    use_amp: bool
+    original_procedure: bool
+    model: Any
+    optimizer: Any
+    scaler: Any
+    loss_fn: Any
+    masking_fn: Any
+    train_loader: Any
+    val_loader: Any
+    lr_scheduler: Any
+    ema_scheduler: Any
+    early_stopping: Any
+    checkpoint_manager: Any
+    metrics_logger: Any
+    progress_tracker: Any
+    online_eval_enabled: bool
+    online_eval_frequency: int
+    online_eval_k: int
+    online_eval_max_samples: int
+    _batch_loss: BatchLoss
+    _log: Callable[[str], None]
 
     # ---- one step
 

@@ -67,6 +67,20 @@ def in_its_types(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[s
     return {key: value.to(tensors[key].dtype) if key in tensors else value for key, value in state.items()}
 
 
+def read_checkpoint(path: Any, device: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint file of the original. Raises UserError for any other file, OSError for none."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read as a torch checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or "model_state_dict" not in content:
+        names = ", ".join(map(str, list(content)[:6])) if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"{path}: has no model_state_dict; it holds {names}")
+    return content
+
+
 def parameter_counts(module: nn.Module) -> dict[str, int]:
     """Return the parameter count of every child by its name, and their `total`."""
     count = lambda part: sum(parameter.numel() for parameter in part.parameters())
@@ -230,10 +244,7 @@ class Autoencoder(nn.Module):
         options: those that `architecture` does not hold (features, dropout, widths, and for a Trainer's file the
         sizes). Raises UserError for a file without weights.
         """
-        device = device or "cpu"
-        content = torch.load(path, map_location=device, weights_only=True)
-        if "model_state_dict" not in content:
-            raise UserError(f"{path}: has no model_state_dict; it holds {', '.join(map(str, list(content)[:6]))}")
+        content = read_checkpoint(path, device or "cpu")
         sizes = cls.sizes_of_old_files | {**content.get("architecture", {}), **options}
         with torch.device("meta"):  # filled below, so that the weights are allocated once
             model = cls.of(checked(cls.OPTIONS, sizes, "load_checkpoint"))

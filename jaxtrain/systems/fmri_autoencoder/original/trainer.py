@@ -15,6 +15,7 @@ from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.original import trainer_setup
 from jaxtrain.systems.fmri_autoencoder.original.legacy_config import TrainingConfig
 from jaxtrain.systems.fmri_autoencoder.original.torch_schedule import scheduler_of
+from jaxtrain.systems.fmri_autoencoder.torch_blocks import read_checkpoint
 from jaxtrain.systems.fmri_autoencoder.torch_losses import compute_correlation_metric, compute_r2_score, criterion
 from torch_bridge.from_torch import unwrapped
 
@@ -317,7 +318,7 @@ class Trainer(SyncedObjects):
         path = pathlib.Path(checkpoint_path)
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such checkpoint")
-        saved = trainer_setup.read_checkpoint(path)
+        saved = read_checkpoint(path)
         self._forget_step()
         self._load_weights(saved["model_state_dict"], path)
         if saved.get("optimizer_state_dict"):

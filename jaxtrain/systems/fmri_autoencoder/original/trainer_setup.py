@@ -81,18 +81,6 @@ def load_weights(model: torch.nn.Module, state: Mapping[str, Any], source: Any) 
         raise OtherModel(f"{source}: {error}") from None
 
 
-def read_checkpoint(path: pathlib.Path) -> dict[str, Any]:
-    """Read a checkpoint file of the original. Raises UserError for any other file."""
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read as a torch checkpoint: {str(error).splitlines()[0]}") from None
-    if not isinstance(saved, dict) or "model_state_dict" not in saved:
-        content = ", ".join(map(str, list(saved)[:6])) if isinstance(saved, dict) else type(saved).__name__
-        raise UserError(f"{path}: has no model_state_dict; it holds {content}")
-    return saved
-
-
 def checkpoint_to_resume(resume_from: str | None) -> pathlib.Path | None:
     """Return the file of config.resume_from: a checkpoint, or the newest checkpoint_epoch_N.pt of a folder.
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -66,6 +67,7 @@ class Trainer(SyncedObjects):
         self._order = torch.Generator()  # of the rows: a function of seed and epoch, so that a resumed run repeats it
         self.settings = checked(on_present_devices(config))
         self._fit_vocabulary(model)
+        self.is_main_process = jax.process_index() == 0
         self.output_dir = pathlib.Path(config.training.output_dir).expanduser()
         self.global_step = self.epoch = self.patience_counter = 0
         self.best_loss, self.should_stop = math.inf, False
@@ -272,8 +274,7 @@ class Trainer(SyncedObjects):
                 return True
             if self.global_step % training.save_steps == 0:
                 self.save_checkpoint(loss=self._newest_loss())
-                for old in checkpoint_files.by_step(self.output_dir)[: -(training.save_total_limit or 1_000_000)]:
-                    shutil.rmtree(old)
+                self._delete_old()
             if self.global_step >= self.total_steps:
                 break
         return self.global_step >= self.total_steps
@@ -361,8 +362,16 @@ class Trainer(SyncedObjects):
         progress = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter}
         progress |= {"best_metrics": {} if math.isinf(self.best_loss) else {"loss": self.best_loss}}
         progress |= {"metrics": {"loss": loss}, "sections": dataclasses.asdict(self.config)}
-        checkpoint_files.write_folder(folder, self.settings, tree, progress)
+        if self.is_main_process:
+            checkpoint_files.write_folder(folder, self.settings, tree, progress)
         return folder
+
+    def _delete_old(self) -> None:
+        """Delete all but the newest save_total_limit folders checkpoint-STEP; None keeps all."""
+        limit = self.config.training.save_total_limit
+        if self.is_main_process and limit is not None:
+            for folder in checkpoint_files.by_step(self.output_dir)[:-limit]:
+                shutil.rmtree(folder)
 
     def _newest_loss(self) -> float | None:
         return None if self._last_loss is None else float(self._last_loss)

@@ -1,1 +1,1 @@
-"""What the trainers of the originals' facades share."""
+"""Parts that the trainers of the originals' facades share."""

@@ -1,4 +1,4 @@
-"""What the Trainer needs before its first step: the checked settings, loaders' workers, weights and checkpoints."""
+"""Prepare a Trainer's first step: checked settings, loaders' workers, weights, the checkpoint to resume from."""
 
 import dataclasses
 import pathlib

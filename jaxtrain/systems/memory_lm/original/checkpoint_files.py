@@ -38,8 +38,13 @@ def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str,
         for evaluated in (run / "best_model", *([] if meta["due"] else [folder])):
             write_progress(evaluated, {**meta, "metrics": {"loss": loss}})
     if meta["due"]:
-        for old in by_step(run)[: -config.checkpoint.keep_last]:
-            shutil.rmtree(old)
+        delete_old(run, config.checkpoint.keep_last)
+
+
+def delete_old(run: pathlib.Path, limit: int) -> None:
+    """Delete all but the newest `limit` folders checkpoint-STEP."""
+    for folder in by_step(run)[:-limit]:
+        shutil.rmtree(folder)
 
 
 def by_step(run: pathlib.Path) -> list[pathlib.Path]:

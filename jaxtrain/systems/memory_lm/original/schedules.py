@@ -16,6 +16,13 @@ def schedule(config, schedule, steps_per_epoch: int):
     )
 
 
+def training_schedule(training, total_steps: int) -> Schedule:
+    """Return the schedule of the original's section `training`."""
+    names = ("warmup_ratio", "min_lr_ratio", "decay_start_step", "decay_start_ratio", "wsd_stable_steps")
+    options = {name: getattr(training, name) for name in (*names, "wsd_stable_ratio")}
+    return original_schedule(training.scheduler, total_steps, training.warmup_steps, **options)
+
+
 def original_schedule(
     name: str,
     total_steps: int,

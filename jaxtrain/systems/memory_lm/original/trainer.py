@@ -7,7 +7,6 @@ import itertools
 import math
 import pathlib
 import random
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,21 +23,13 @@ from jaxtrain.systems.memory_lm import data
 from jaxtrain.systems.memory_lm.original import checkpoint_files, resuming
 from jaxtrain.systems.memory_lm.original.datasets import create_dataloader
 from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer
-from jaxtrain.systems.memory_lm.original.schedules import original_schedule
+from jaxtrain.systems.memory_lm.original.range_test import range_test
+from jaxtrain.systems.memory_lm.original.schedules import training_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, MemoryAdapter, MemoryTransformer, checked
 from jaxtrain.systems.memory_lm.original.trainer_checks import check, on_present_devices
 from torch_bridge.datasets import to_numpy
 
 SEED = 42
-SCHEDULE = (
-    "warmup_ratio",
-    "min_lr_ratio",
-    "decay_start_step",
-    "decay_start_ratio",
-    "wsd_stable_steps",
-    "wsd_stable_ratio",
-)
-LEAST_LOSSES, DIVERGED = 3, 4.0  # find_lr ends at a loss above this multiple of the largest of the first ones
 
 
 def _loss(compute_loss: Callable, training: Any, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]):
@@ -172,9 +163,7 @@ class Trainer(SyncedObjects):
 
     def _create_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
         """Return a new scheduler for the trainer's optimizer."""
-        training = self.config.training
-        options = {name: getattr(training, name) for name in SCHEDULE}
-        factor = original_schedule(training.scheduler, self.total_steps, training.warmup_steps, **options)
+        factor = training_schedule(self.config.training, self.total_steps)
         return torch.optim.lr_scheduler.LambdaLR(self._optimizer, factor)
 
     # --- data ----------------------------------------------------------------------------------------------------
@@ -274,7 +263,8 @@ class Trainer(SyncedObjects):
                 return True
             if self.global_step % training.save_steps == 0:
                 self.save_checkpoint(loss=self._newest_loss())
-                self._delete_old()
+                if self.is_main_process and training.save_total_limit is not None:
+                    checkpoint_files.delete_old(self.output_dir, training.save_total_limit)
             if self.global_step >= self.total_steps:
                 break
         return self.global_step >= self.total_steps
@@ -366,13 +356,6 @@ class Trainer(SyncedObjects):
             checkpoint_files.write_folder(folder, self.settings, tree, progress)
         return folder
 
-    def _delete_old(self) -> None:
-        """Delete all but the newest save_total_limit folders checkpoint-STEP; None keeps all."""
-        limit = self.config.training.save_total_limit
-        if self.is_main_process and limit is not None:
-            for folder in checkpoint_files.by_step(self.output_dir)[:-limit]:
-                shutil.rmtree(folder)
-
     def _newest_loss(self) -> float | None:
         return None if self._last_loss is None else float(self._last_loss)
 
@@ -383,23 +366,13 @@ class Trainer(SyncedObjects):
         Ends early when a loss is not finite, or exceeds four times the largest of the first three. Raises UserError for
         an empty range. Source: Smith 2017, "Cyclical learning rates for training neural networks", sec. 3.3.
         """
-        if not 0 < min_lr < max_lr:
-            raise UserError(f"the learning rates go from {min_lr} to {max_lr}; wanted 0 < min_lr < max_lr")
         changed = copy.deepcopy(config)
         changed.training.max_steps, changed.training.num_epochs = num_steps, None
         changed.training.gradient_accumulation_steps, changed.training.max_grad_norm = 1, 0.0
         trainer = Trainer(changed)
-        history: list[dict] = []
-        for index, batch in enumerate(itertools.islice(itertools.cycle(trainer.train_dataloader), num_steps)):
-            rate = min_lr * (max_lr / min_lr) ** (index / num_steps)
-            for group in trainer._optimizer.param_groups:
-                group["lr"] = rate
-            loss = float(trainer._step()(dict(batch), update=True)[1]["loss"])
-            history.append({"lr": rate, "loss": loss})
-            first = [entry["loss"] for entry in history[:LEAST_LOSSES]]
-            if not math.isfinite(loss) or (index >= LEAST_LOSSES and loss > DIVERGED * max(first)):
-                break
-        return history
+        batches = itertools.islice(itertools.cycle(trainer.train_dataloader), num_steps)
+        step = lambda batch: float(trainer._step()(dict(batch), update=True)[1]["loss"])
+        return range_test(step, trainer._optimizer, batches, min_lr, max_lr, num_steps)
 
     # --- the compiled step ---------------------------------------------------------------------------------------
 

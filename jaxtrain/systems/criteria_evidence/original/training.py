@@ -252,9 +252,9 @@ class Trainer(SyncedObjects):
         return f"Epoch {metrics['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {metrics['epoch_time']:.1f}s"
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Log to MLflow if the script has imported it, into the active run or, as the original does, a new one."""
+        """Log to the script's active MLflow run, if there is one, or to a replaced mlflow.log_metrics."""
         mlflow = globals().get("mlflow", sys.modules.get("mlflow"))
-        if mlflow is None:
+        if mlflow is None or not (_is_replaced(mlflow) or mlflow.active_run() is not None):
             return
         numbers = {name: value for name, value in values.items() if value is not None}
         mlflow.log_metrics(numbers) if step is None else mlflow.log_metrics(numbers, step=step)
@@ -307,3 +307,9 @@ def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
     except TypeError:
         return method()
     return method(epoch)
+
+
+def _is_replaced(mlflow: Any) -> bool:
+    """Return True for another log_metrics than mlflow's own, which would open a run and write mlflow.db."""
+    module = sys.modules.get("mlflow.tracking.fluent")
+    return module is not None and mlflow.log_metrics is not module.log_metrics

@@ -1,4 +1,4 @@
-"""Sherlock's Trainer on several processes: `python -m tests.e2e.originals.two_trainers FOLDER`."""
+"""Sherlock's Trainer on several processes with sharded weights: `python -m tests.e2e.originals.two_trainers FOLDER`."""
 
 import pathlib
 import sys
@@ -19,6 +19,7 @@ def main(folder: str) -> None:
         num_epochs=2,
         num_workers=0,
         save_every=1,
+        overrides={"shard": {"strategy": "fsdp"}},
     )
     trainer = giblet.Trainer(giblet.create_autoencoder(**CALM), Dataset(16), Dataset(8), config, distributed=True)
     history = trainer.train()

@@ -303,7 +303,7 @@ def test_an_epoch_has_its_progress_bar(tmp_path, monkeypatch):
     assert [(one.desc, one.n, one.total) for one in made] == [("Epoch 2", 2, 2)]
 
 
-@pytest.mark.parametrize("overrides", [{"shard": {"strategy": "fsdp"}}, {"tracking": {"wandb": True}}, {"run": {}}])
+@pytest.mark.parametrize("overrides", [{"optim": {}}, {"tracking": {"wandb": True}}, {"run": {}}])
 def test_overrides_that_the_loop_does_not_follow_are_refused(overrides, tmp_path):
     config = giblet.TrainingConfig(checkpoint_dir=str(tmp_path), log_dir=str(tmp_path), overrides=overrides)
     with pytest.raises(UserError, match=f"overrides: {next(iter(overrides))}: .* jaxtrain.run"):

@@ -180,6 +180,20 @@ def test_more_gpus_than_there_are_is_a_warning(tmp_path):
     assert (trainer.settings.shard.devices, config.training.num_gpus) == (jax.local_device_count(), 64)
 
 
+@pytest.mark.slow
+def test_fsdp_and_recomputed_layers_change_no_number(tmp_path):
+    trained = {}
+    for options in ({}, {"distributed_strategy": "fsdp", "gradient_checkpointing": True}):
+        config = tiny(tmp_path, num_gpus=2, **options)
+        config.model.dropout = 0.0
+        trainer = memory.Trainer(config)
+        batch = next(iter(trainer.train_dataloader))
+        losses = [float(trainer.training_step(batch)["loss"]) for _ in range(2)]
+        compiled = trainer._step().compiled
+        trained[compiled.weights.layout.strategy, trainer.model.recomputes_layers] = losses
+    assert trained["fsdp", True] == pytest.approx(trained["ddp", False], rel=1e-6)
+
+
 def test_a_pass_leaves_out_an_incomplete_micro_batch(tmp_path):
     options = {"batch_size": 2, "gradient_accumulation_steps": 1, "num_epochs": 2}
     trainer = memory.Trainer(with_tokenizer(tiny(tmp_path, rows=5, **options), tmp_path))

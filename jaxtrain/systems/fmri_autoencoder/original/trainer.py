@@ -240,6 +240,7 @@ class Trainer(SyncedObjects):
             self.scheduler,
             clip_norm=self.config.gradient_clip_val or None,
             precision="bf16" if lowered else "fp32",
+            shard=self.settings.shard.model_dump(),
             say=self._say,
         )
         if step.compiled is not None:

@@ -20,7 +20,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_head import MultimodalAutoencoder
 from torch_bridge.state_dict import convert_ddp_state
 
 STOCK = (SherlockAutoencoder, MultimodalAutoencoder)
-READ = ("loss", "compat", "seed")  # sections of overrides that the loop reads; shard and tracking may name what it does
+READ = ("loss", "compat", "seed", "shard")  # sections of overrides that the loop reads
 
 
 def run_settings(config: TrainingConfig, model: torch.nn.Module, samples: int) -> Any:
@@ -35,13 +35,12 @@ def run_settings(config: TrainingConfig, model: torch.nn.Module, samples: int) -
         accelerator=jax.default_backend() != "cpu",  # autocast does nothing on a CPU either
     )
     settings = config_io.check(values, "TrainingConfig")[1]
-    refused = set(config.overrides) - {*READ, "shard", "tracking"}
+    refused = set(config.overrides) - {*READ, "tracking"}
     refused |= {"tracking"} if any(value is True for value in config.overrides.get("tracking", {}).values()) else set()
-    refused |= {"shard"} if settings.shard.strategy != "ddp" else set()
     if refused:
         raise UserError(
             f"TrainingConfig.overrides: {', '.join(sorted(refused))}: the Trainer's loop reads the config's own fields "
-            f"and {', '.join(READ)}, and copies the weights to every device; `python -m jaxtrain.run` reads the rest"
+            f"and {', '.join(READ)}; `python -m jaxtrain.run` reads the rest"
         )
     return settings
 

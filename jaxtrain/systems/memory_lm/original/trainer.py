@@ -66,6 +66,8 @@ class Trainer(SyncedObjects):
         kind = MemoryTransformer if config.model.base_model_name is None else MemoryAdapter
         self._model = kind(copy.deepcopy(config)) if model is None else model
         training, rows = config.training, len(self.train_dataloader)
+        if training.gradient_checkpointing and hasattr(self._model, "gradient_checkpointing_enable"):
+            self._model.gradient_checkpointing_enable()
         self.steps_per_epoch = max(1, -(-rows // training.gradient_accumulation_steps))
         epochs = training.num_epochs
         self.total_steps = training.max_steps if epochs is None else epochs * self.steps_per_epoch
@@ -127,9 +129,7 @@ class Trainer(SyncedObjects):
 
     @model.setter
     def model(self, model: torch.nn.Module) -> None:
-        raise UserError(
-            "Trainer.model: optimizer and scheduler are made for this model; pass Trainer(config, model=...)"
-        )
+        raise UserError("Trainer.model: the optimizer is made for this model; pass Trainer(config, model=...)")
 
     optimizer = property(SyncedObjects.optimizer.fget, doc="The torch optimizer with the current state.")
 
@@ -391,6 +391,7 @@ class Trainer(SyncedObjects):
             self._optimizer,
             precision="fp32" if training.mixed_precision == "no" else "bf16",
             clip_norm=training.max_grad_norm or None,
+            shard=self.settings.shard.model_dump(),
             say=lambda line: print(line, flush=True),
         )
         if step.compiled is not None:  # a resumed run draws the dropout of an uninterrupted one

@@ -29,12 +29,6 @@ def on_present_devices(config: Config) -> Config:
     import jax
 
     training, present = config.training, jax.local_device_count()
-    if training.distributed_strategy == "fsdp":
-        warnings.warn(
-            "training.distributed_strategy: fsdp: the Trainer's loop copies the weights to every device; "
-            "`python -m jaxtrain.run` shards them",
-            stacklevel=3,
-        )
     if training.num_gpus <= present:
         return config
     warnings.warn(f"training.num_gpus: {training.num_gpus}, but this process has {present}", stacklevel=3)

@@ -206,7 +206,7 @@ def test_an_overridden_step_is_recorded_once_while_rates_and_histories_change(ki
     trainer = ordered(make(tmp_path / "run", kind, num_epochs=10))
     trainer.train()
     compiled = trainer._step().compiled
-    assert (trainer.global_step, compiled.torch, len(compiled.record.forwards)) == (20, None, 1)
+    assert (trainer.global_step, compiled.torch, len(compiled.capture.graphs)) == (20, None, 1)
 
 
 class Voxels(torch.nn.Module):

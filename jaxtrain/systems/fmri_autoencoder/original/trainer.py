@@ -256,11 +256,7 @@ class Trainer(SyncedObjects):
         meta = self._is_on_meta()
         trainer_setup.load_weights(self._model, state, source)
         if meta:  # its parameters are new objects
-            group = {name: value for name, value in self._optimizer.param_groups[0].items() if name != "params"}
-            self._optimizer = type(self._optimizer)(self._model.parameters())
-            self._optimizer.param_groups[0].update(group)
-            if self.scheduler is not None:
-                self.scheduler.optimizer = self._optimizer
+            self._optimizer.param_groups[0]["params"] = list(self._model.parameters())
 
     # --- files and lines ----------------------------------------------------------------------------------------
 

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import jax
+
 from jaxtrain.compiled_step.or_torch import StepOrTorch
+from jaxtrain.errors import UserError
 
 PLAIN = (int, float, str, MethodType)  # compared by value; of all else, another object is another part
 
@@ -62,6 +65,15 @@ class SyncedObjects:
             self._forget_step()
             self._compiled, self._compiled_of = self._new_step(), parts
         return self._compiled
+
+
+def check_shard(shard: Any, key: str) -> None:
+    """Raise UserError for weights divided over several processes, none of which could then save them alone."""
+    if jax.process_count() > 1 and (shard.strategy != "ddp" or shard.tensor > 1):
+        raise UserError(
+            f"{key}: the Trainer shards weights over the devices of one process, but {jax.process_count()} have "
+            "started; start one, or shard over several with `python -m jaxtrain.run`"
+        )
 
 
 def _is_same(old: Any, new: Any) -> bool:

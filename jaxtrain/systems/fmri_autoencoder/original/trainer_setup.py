@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import torch
 
+from jaxtrain.compat.synced_objects import check_shard
 from jaxtrain.errors import UserError
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options, HeadOptions
 from jaxtrain.systems.fmri_autoencoder.errors import OtherModel
@@ -42,6 +43,7 @@ def run_settings(config: TrainingConfig, model: torch.nn.Module, samples: int) -
             f"TrainingConfig.overrides: {', '.join(sorted(refused))}: the Trainer's loop reads the config's own fields "
             f"and {', '.join(READ)}; `python -m jaxtrain.run` reads the rest"
         )
+    check_shard(settings.shard, "TrainingConfig.overrides: shard")
     return settings
 
 

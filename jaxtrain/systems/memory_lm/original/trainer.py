@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import torch
 
-from jaxtrain.compat.synced_objects import SyncedObjects
+from jaxtrain.compat.synced_objects import SyncedObjects, check_shard
 from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.memory_lm import data
@@ -57,6 +57,7 @@ class Trainer(SyncedObjects):
         self._loaders: dict[str, Any] = {}
         self._order = torch.Generator()  # of the rows: a function of seed and epoch, so that a resumed run repeats it
         self.settings = checked(on_present_devices(config))
+        check_shard(self.settings.shard, "training.distributed_strategy")
         self._fit_vocabulary(model)
         self.is_main_process = jax.process_index() == 0
         self.output_dir = pathlib.Path(config.training.output_dir).expanduser()

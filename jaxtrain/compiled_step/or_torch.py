@@ -1,6 +1,6 @@
 """A compiled step that falls back to torch if it cannot be compiled, for trainers of the user's own objects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jaxtrain import compiled_step
@@ -25,6 +25,7 @@ class StepOrTorch:
         *,
         clip_norm: float | None = None,
         precision: Literal["fp32", "bf16"] = "fp32",
+        shard: str | Mapping[str, Any] = "ddp",
         say: Callable[[str], None],
         scaler: Any = None,
     ):
@@ -38,7 +39,7 @@ class StepOrTorch:
             return
         try:
             self.compiled = compiled_step.compile(
-                module, loss_fn, optimizer, scheduler, clip_norm=clip_norm, precision=precision
+                module, loss_fn, optimizer, scheduler, clip_norm=clip_norm, precision=precision, shard=shard
             )
             self._forward = self.compiled.eval()  # kept, because it caches the compiled programs
         except UserError as error:

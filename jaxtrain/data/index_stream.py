@@ -20,9 +20,8 @@ from torch_bridge.sources import BatchOrder, OrderedSource, SequentialSource, ra
 class IndexStream:
     """Global batches of sample positions.
 
-    size: samples in the dataset. batch_size: samples per optimizer step, over all processes. group: an epoch drops the
-    last samples of its order, so that their number is a multiple of `group`; not if there are fewer than `group`.
-    picked: the positions that are the dataset, of a larger one; None for all.
+    size: samples in the dataset. batch_size: samples per optimizer step, over all processes. picked: the positions
+    that are the dataset, of a larger one; None for all.
     """
 
     size: int
@@ -30,7 +29,6 @@ class IndexStream:
     seed: int = 0
     shuffle: bool = True
     drop_last: bool = False
-    group: int = 1
     picked: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self):
@@ -44,12 +42,7 @@ class IndexStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples in an epoch."""
-        return self.size - self.size % self.group or self.size
+        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
 
     def steps_of(self, epochs: int) -> int:
         """Return the number of batches in so many epochs."""
@@ -66,7 +59,7 @@ class IndexStream:
         """
         epoch, place = self.place(step)
         order = _order(self.size, self.seed, epoch, self.shuffle)
-        indices = order[: self.samples][place * self.batch_size : (place + 1) * self.batch_size]
+        indices = order[place * self.batch_size : (place + 1) * self.batch_size]
         indices = indices if self.picked is None else self.picked[indices]
         valid = np.arange(self.batch_size) < len(indices)
         return np.concatenate([indices, np.full(self.batch_size - len(indices), indices[0])]), valid

@@ -395,5 +395,5 @@ def make_stream(
         return SamplerStream(source, batch_size, seed, epochs, steps)
     picked = getattr(source, "picked", None)
     if training:
-        return IndexStream(len(source), batch_size, seed, shuffle, drop_last, getattr(source, "group", 1), picked)
+        return IndexStream(len(source), batch_size, seed, shuffle, drop_last, picked)
     return IndexStream(len(source), batch_size, shuffle=False, picked=picked)

@@ -17,11 +17,10 @@ class ArraySource:
     """Samples held as columns: a dict of arrays [sample, ...]. Small ones live on the device, gathered in the step.
 
     batched: batches are slices of the columns, without the task's collate function: the columns are the loss's inputs.
-    given: the user's own dict that the columns come from, which may change. group: see `IndexStream`.
+    given: the user's own dict that the columns come from, which may change.
     """
 
     given: dict[str, Any] | None = None
-    group: int = 1
 
     def __init__(self, columns: Mapping[str, Any], batched: bool = False):
         self.batched = batched

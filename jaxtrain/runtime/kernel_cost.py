@@ -36,7 +36,6 @@ NO_WORK = {
     "shift-left", "or", "parameter", "constant", "bitcast", "tuple", "broadcast", "get-tuple-element", "iota",
     "reshape",
 }  # fmt: skip
-CUTS = {"slice", "concatenate", "pad", "dynamic-slice", "dynamic-update-slice"}
 TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.9), (64, 128, 0.75), (128, 64, 0.75), (64, 64, 0.55))
 
 

@@ -171,7 +171,7 @@ class InputPipeline:
         if isinstance(stream, IndexStream):
             if self.config.data.shapes != "one" and self._may_vary(source):
                 return self._most_shapes
-            count, size = stream.samples, stream.batch_size
+            count, size = stream.size, stream.batch_size
             uneven = count > size and count % size and not stream.drop_last
             return batch_shapes(source) * (2 if uneven else 1)
         return self._most_shapes

@@ -11,7 +11,7 @@ from jaxtrain.config import TrainingConfig
 from jaxtrain.train.tracking import mlflow
 from jaxtrain.tuning.study import Study
 
-RUN, URI = "mlflow_run", "mlflow_uri"
+RUN = "mlflow_run"
 
 
 def begin(study: Study, config: TrainingConfig) -> dict[str, Any]:

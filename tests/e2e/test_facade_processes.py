@@ -8,7 +8,7 @@ from tests import processes
 
 
 @pytest.mark.slow
-def test_sharded_weights_end_up_whole_in_every_process_and_in_the_files(tmp_path):
+def test_every_process_and_the_files_have_the_same_weights(tmp_path):
     outputs = processes.run(2, str(tmp_path), module="tests.e2e.originals.two_trainers", PYTHONPATH=str(processes.ROOT))
     results = [re.search(r"trained: (\S+ \S+)", output).group(1) for output in outputs]
     assert results[0] == results[1]

@@ -97,7 +97,7 @@ def replay_text(how, expects, given) -> dict:
 
 def replay_volumes(how, expects, given) -> dict:
     subjects = {key.removeprefix("vol_"): value for key, value in given.items()}
-    mask = volumes.shared_mask(volumes.own_mask(value) for value in subjects.values())
+    mask = volumes.shared_mask(volumes.scan_mask(value) for value in subjects.values())
     out = {"fmri/mask": mask, "fmri/coordinates": np.argwhere(mask)}
     for name, value in subjects.items():
         features = volumes.voxels(value, mask, expects[f"fmri/features_{name}"][0])

@@ -107,10 +107,23 @@ def _loss_of(entry: dict, inputs: dict):
         return lambda floats: regularizers.sigreg(*views(floats), directions, **sliced)
     if kind == "HybridVICRegSIGRegLoss":
         weights = {key: entry.get(key, 1.0) for key in ("vicreg_weight", "sigreg_weight")}
-        return lambda floats: regularizers.hybrid(
-            *views(floats), directions, **weights, vicreg_options={"eps": entry.get("eps", 1e-6)}, sigreg_options=sliced
-        )
+        return lambda floats: _hybrid(*views(floats), directions, weights, {"eps": entry.get("eps", 1e-6)}, sliced)
     raise ValueError(f"no recipe for the loss class {kind}")
+
+
+def _hybrid(a, b, directions, weights: dict, vicreg_options: dict, sigreg_options: dict) -> dict:
+    """vicreg_weight * VICReg + sigreg_weight * SIGReg, in which sigreg_weight also multiplies the statistic."""
+    first = regularizers.vicreg(a, b, **vicreg_options)
+    second = regularizers.sigreg(a, b, directions, **({"sigreg_weight": weights["sigreg_weight"]} | sigreg_options))
+    return {
+        "loss": weights["vicreg_weight"] * first["loss"] + weights["sigreg_weight"] * second["loss"],
+        "vicreg_loss": first["loss"],
+        "sigreg_loss": second["loss"],
+        "invariance_loss": first["invariance_loss"],
+        "variance_loss": first["variance_loss"],
+        "covariance_loss": first["covariance_loss"],
+        "sigreg_regularization": second["sigreg_loss"],
+    }
 
 
 _HJEPA_OPTIONS = (

@@ -67,6 +67,9 @@ def evaluate(lower: Callable, call, node: torch.fx.Node, args: tuple, kwargs: Ma
         args = (args[0], *jax.tree.map(_position, args[1:]))  # positions beyond 32 bits are errors in torch too
         if getattr(args[0], "dtype", None) != np.int64 or name == "one_hot":
             return lower(call, *jax.tree.map(_position, args), **kwargs)
+    elif name == "after":
+        with jax.enable_x64(True):
+            return lower(call, *args)  # its values as they are, each in its width
     elif name in _FLOATING:
         return lower(call, *jax.tree.map(_floating, args), **kwargs)
     elif name not in _KEEPING:

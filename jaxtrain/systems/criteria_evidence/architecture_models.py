@@ -70,23 +70,23 @@ class SpanPredictionHead(nnx.Module):
         return y[..., 0], y[..., 1]
 
 
-def first_given(*values: Any) -> Any:
+def first_present(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
 def pooling_of(head: dict, task: dict) -> str:
-    return first_given(head.get("pooling"), task.get("pooling"), "cls")
+    return first_present(head.get("pooling"), task.get("pooling"), "cls")
 
 
 def classifier_of(head: dict, num_labels: int, dropout: float, layer_num: int, hidden_dims) -> dict:
     """Return ClassificationHead's options. `head` (head_cfg) wins over hidden_dims, and hidden_dims over layer_num."""
-    given_depth = None if hidden_dims is None else len(hidden_dims) + 1
+    head_depth = None if hidden_dims is None else len(hidden_dims) + 1
     return {
         "num_labels": num_labels,
-        "layers": first_given(head.get("layers"), given_depth, layer_num),
-        "hidden": first_given(head.get("hidden"), hidden_dims),
-        "activation": first_given(head.get("activation"), "gelu"),
-        "dropout": first_given(head.get("dropout"), dropout),
+        "layers": first_present(head.get("layers"), head_depth, layer_num),
+        "hidden": first_present(head.get("hidden"), hidden_dims),
+        "activation": first_present(head.get("activation"), "gelu"),
+        "dropout": first_present(head.get("dropout"), dropout),
     }
 
 
@@ -94,8 +94,8 @@ def span_of(head: dict, layers: int, dropout: float) -> dict:
     return {
         "layers": layers,
         "hidden": head.get("hidden"),
-        "activation": first_given(head.get("activation"), "gelu"),
-        "dropout": first_given(head.get("dropout"), dropout),
+        "activation": first_present(head.get("activation"), "gelu"),
+        "dropout": first_present(head.get("dropout"), dropout),
     }
 
 
@@ -135,7 +135,7 @@ class Criteria(nnx.Module):
         rngs: nnx.Rngs,
     ):
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        labels = first_given(task.get("num_labels"), head.get("num_labels"), num_labels)
+        labels = first_present(task.get("num_labels"), head.get("num_labels"), num_labels)
         options = classifier_of(head, labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims)
         self.encoder = build_encoder(encoder, rngs=rngs)
         self.pooler = SequencePooler(encoder.hidden_size, pooling_of(head, task), rngs=rngs)
@@ -149,7 +149,7 @@ class Criteria(nnx.Module):
 class Evidence(nnx.Module):
     def __init__(self, encoder: Encoder, *, head_cfg=None, task_cfg=None, dropout_prob: float = 0.1, rngs):
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        layers = first_given(head.get("layers"), task.get("layers"), 1)
+        layers = first_present(head.get("layers"), task.get("layers"), 1)
         self.encoder = build_encoder(encoder, rngs=rngs)
         self.span_head = SpanPredictionHead(encoder.hidden_size, **span_of(head, layers, dropout_prob), rngs=rngs)
 
@@ -219,7 +219,7 @@ class Joint(nnx.Module):
         self.pooler = SequencePooler(ours, pooling_of(criteria, task), rngs=rngs)
         self.criteria_head = ClassificationHead(ours, **options, rngs=rngs)
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs, rngs=rngs)
-        self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
+        self.fusion_dropout = nn.Dropout(first_present(shared.get("dropout"), fusion_dropout))
         span = span_of(evidence, span_depth(evidence), evidence_dropout)
         self.evidence_head = SpanPredictionHead(theirs, **span, rngs=rngs)
 
@@ -240,10 +240,10 @@ class Joint(nnx.Module):
         both = (input_ids, attention_mask, token_type_ids)
         criteria = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         evidence = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
-        ids, mask, types = (first_given(own, shared) for own, shared in zip(criteria, both, strict=True))
+        ids, mask, types = (first_present(separate, shared) for separate, shared in zip(criteria, both, strict=True))
         first = self.criteria_encoder(ids, mask, types, rngs)
         pooled = self.pooler(first.hidden, mask, first.pooled)
-        ids, mask, types = (first_given(own, shared) for own, shared in zip(evidence, both, strict=True))
+        ids, mask, types = (first_present(separate, shared) for separate, shared in zip(evidence, both, strict=True))
         second = self.evidence_encoder(ids, mask, types, rngs)
         fused = second.hidden + self.fusion_dropout(self.align(pooled), rngs)[:, None]
         start, end = self.evidence_head(fused, rngs)

@@ -20,7 +20,7 @@ class Head(Section):
     activation: str | None = None  # relu, silu, gelu
     pooling: Literal["cls", "mean", "max", "attn"] | None = None
 
-    def given(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         return {key: value for key, value in self.model_dump().items() if value is not None}
 
 
@@ -79,13 +79,13 @@ def resolve_sizes(values: Any, source: str, target: str) -> Any:
     if not isinstance(values, dict):
         return values
     values = dict(values)
-    given = values.get(target)
-    given = given.model_dump() if isinstance(given, Encoder) else dict(given or {})
+    chosen = values.get(target)
+    chosen = chosen.model_dump() if isinstance(chosen, Encoder) else dict(chosen or {})
     name = values.get(source)
-    if name is not None and "hidden_size" not in given:
-        given = {**named_sizes(name), **given}
-    if given:
-        values[target] = with_defaults(given)
+    if name is not None and "hidden_size" not in chosen:
+        chosen = {**named_sizes(name), **chosen}
+    if chosen:
+        values[target] = with_defaults(chosen)
     return values
 
 

@@ -59,12 +59,12 @@ def read_criteria(path: str | pathlib.Path) -> dict[str, str]:
 
 def criterion_map(entries: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the non-empty texts, each under its id as written, in upper case and in lower case."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for entry in entries:
         name, text = str(entry["id"]), (entry.get("text") or "").strip()
         if text:
-            found |= {name: text, name.upper(): text, name.lower(): text}
-    return found
+            texts |= {name: text, name.upper(): text, name.lower(): text}
+    return texts
 
 
 IDENTIFIERS = ("criterion_id", "DSM5_symptom")
@@ -77,9 +77,9 @@ def criterion_text(row: Row, texts: Mapping[str, str], column: str | None = None
     looked up in `texts`: as written, in upper, lower and title case. If it is not found, the identifier itself is
     returned with blanks for `_` and `-`.
     """
-    own = (row.get("criterion_text") or "").strip()
-    if own:
-        return own
+    text = (row.get("criterion_text") or "").strip()
+    if text:
+        return text
     names = [name for name in (column, *IDENTIFIERS) if name]
     identifier = next((row[name].strip() for name in names if (row.get(name) or "").strip()), "")
     for key in (identifier, identifier.upper(), identifier.lower(), identifier.title()):

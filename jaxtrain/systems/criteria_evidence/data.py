@@ -58,19 +58,19 @@ class Corpus:
 
     def columns(self, rows: Sequence[int], widths: dict[str, int]) -> dict[str, np.ndarray]:
         """Return the tensors of these rows; `widths` is the padded width per side."""
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for side, encoded in self.examples.texts.items():
             tensors = padded(encoded, rows, widths[side], self.tokenizer.pad_id)
             if not self.with_types:
                 del tensors["token_type_ids"]
-            found |= {f"{side}{name}": column for name, column in tensors.items()}
+            arrays |= {f"{side}{name}": column for name, column in tensors.items()}
         if self.examples.labels is not None:
-            found["labels"] = self.examples.labels[rows]
+            arrays["labels"] = self.examples.labels[rows]
         if self.examples.spans is not None:
-            found["start_positions"], found["end_positions"] = self.examples.spans[rows].T
+            arrays["start_positions"], arrays["end_positions"] = self.examples.spans[rows].T
         if self.row_weights is not None:
-            found["row_weight"] = self.row_weights[rows]
-        return found
+            arrays["row_weight"] = self.row_weights[rows]
+        return arrays
 
 
 def load(architecture: str, config: Any) -> Corpus:
@@ -188,7 +188,7 @@ def report_problems(examples: Examples, data: Any, architecture: str) -> None:
     reasons: dict[str, list[int]] = {}
     for row, reason in examples.problems.items():
         reasons.setdefault(reason, []).append(row)
-    lines = "; ".join(f"{reason} {len(found)} rows ({_shorten(found)})" for reason, found in reasons.items())
+    lines = "; ".join(f"{reason} {len(members)} rows ({_shorten(members)})" for reason, members in reasons.items())
     policy = data.on_missing_answer
     if policy == "keep" and architecture == "evidence":
         raise UserError(
@@ -271,8 +271,10 @@ class TextSource(BucketedSource):
         self.corpus, self.rows = corpus, rows
         every = np.concatenate([*corpus.splits.values()])
         widths = {side: bucket_widths(e.lengths[every], count) for side, e in corpus.examples.texts.items()}
-        self.batch_shapes = max(len(found) for found in widths.values())
-        self.widths = {side: [found[0]] * (self.batch_shapes - len(found)) + found for side, found in widths.items()}
+        self.batch_shapes = max(len(widest) for widest in widths.values())
+        self.widths = {
+            side: [widest[0]] * (self.batch_shapes - len(widest)) + widest for side, widest in widths.items()
+        }
         self.need = np.zeros(len(rows), int)  # bucket index of every row
         for side, encoded in corpus.examples.texts.items():
             self.need = np.maximum(self.need, np.searchsorted(self.widths[side], encoded.lengths[rows]))
@@ -285,5 +287,5 @@ class TextSource(BucketedSource):
 
     def collate_for(self, indices: np.ndarray) -> Callable[[Sequence[int]], dict[str, np.ndarray]]:
         bucket = int(self.need[indices].max())
-        widths = {side: found[bucket] for side, found in self.widths.items()}
+        widths = {side: lengths[bucket] for side, lengths in self.widths.items()}
         return lambda rows: self.corpus.columns(list(rows), widths)

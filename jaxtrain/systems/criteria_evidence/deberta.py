@@ -72,9 +72,9 @@ class DisentangledAttention(nnx.Module):
         self.query_proj = project()
         self.key_proj = project()
         self.value_proj = project()
-        own = config.relative_attention and not config.share_att_key
-        self.pos_key_proj = project() if own and "c2p" in config.pos_att_type else None
-        self.pos_query_proj = project() if own and "p2c" in config.pos_att_type else None
+        separate = config.relative_attention and not config.share_att_key
+        self.pos_key_proj = project() if separate and "c2p" in config.pos_att_type else None
+        self.pos_query_proj = project() if separate and "p2c" in config.pos_att_type else None
         self.config = config
 
     def __call__(self, x, visible, rows, relative, rates: Rates, rngs=None):

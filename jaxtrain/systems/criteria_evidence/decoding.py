@@ -18,18 +18,18 @@ def span_text(context: str, offsets: np.ndarray, start: int, end: int) -> tuple[
     Special tokens and padding have the offsets (0, 0), so a span that ends on one is empty.
     """
     end = max(start, end)
-    place = lambda token: offsets[token] if token < len(offsets) else (0, 0)
-    first, last = int(place(start)[0]), int(place(end)[1])
+    offset = lambda token: offsets[token] if token < len(offsets) else (0, 0)
+    first, last = int(offset(start)[0]), int(offset(end)[1])
     return first, last, context[first:last] if last > first else ""
 
 
 def class_fields(logits) -> list[dict[str, Any]]:
     """Return prediction, confidence and probabilities of every row."""
-    found = softmax(logits)
-    best = found.argmax(axis=-1)
+    probabilities = softmax(logits)
+    best = probabilities.argmax(axis=-1)
     return [
         {"prediction": int(k), "confidence": float(p[k]), "probabilities": p.tolist()}
-        for k, p in zip(best, found, strict=True)
+        for k, p in zip(best, probabilities, strict=True)
     ]
 
 
@@ -60,17 +60,17 @@ def predict(
         return _joint(model, tokenizer, texts, max_length, evidence_max_length)
     longest = max_length if architecture == "criteria" else evidence_max_length
     encoded = tokenizer.encode(list(texts), None, longest)
-    found = model(padded(encoded, range(len(texts)), longest, tokenizer.pad_id))
+    outputs = model(padded(encoded, range(len(texts)), longest, tokenizer.pad_id))
     if architecture == "criteria":
-        fields = class_fields(found["logits"])
+        fields = class_fields(outputs["logits"])
         return [{"text": text, **field} for text, field in zip(texts, fields, strict=True)]
-    spans = span_fields(texts, encoded, found["start_logits"], found["end_logits"])
+    spans = span_fields(texts, encoded, outputs["start_logits"], outputs["end_logits"])
     if architecture == "evidence":
         return [
             {"context": context, "start_index": start, "end_index": end, "predicted_span": text}
             for context, (start, end, text) in zip(texts, spans, strict=True)
         ]
-    both = zip(texts, class_fields(found["logits"]), spans, strict=True)
+    both = zip(texts, class_fields(outputs["logits"]), spans, strict=True)
     return [{"context": context, **_joined(field, span)} for context, field, span in both]
 
 
@@ -81,10 +81,10 @@ def _joint(model: Model, tokenizer: Tokenizer, texts, max_length: int, evidence_
     for prefix, encoded, width in (("criteria_", first, max_length), ("evidence_", second, evidence_max_length)):
         columns = padded(encoded, rows, width, tokenizer.pad_id)
         batch |= {f"{prefix}{name}": column for name, column in columns.items()}
-    found = model(batch)
-    spans = span_fields(contexts, second, found["start_logits"], found["end_logits"])
+    outputs = model(batch)
+    spans = span_fields(contexts, second, outputs["start_logits"], outputs["end_logits"])
     spans = [span if span[2] else (0, 0, "") for span in spans]  # only the original's joint engine does this
-    both = zip(sentences, contexts, class_fields(found["logits"]), spans, strict=True)
+    both = zip(sentences, contexts, class_fields(outputs["logits"]), spans, strict=True)
     return [{"sentence": s, "context": c, **_joined(field, span)} for s, c, field, span in both]
 
 

@@ -51,28 +51,28 @@ def encoder_weights(name: str, sizes: Encoder) -> dict[str, Any]:
     folder = locate(name)
     state = rename(files.open_weights(folder))
     model = nnx.eval_shape(lambda: build_encoder(sizes, rngs=initial_rngs(0)))
-    wanted = {key: (variable.shape, variable.dtype) for key, variable in named_variables(model)}
-    missing, _, wrong = compare(wanted, state)
+    expected = {key: (variable.shape, variable.dtype) for key, variable in named_variables(model)}
+    missing, _, wrong = compare(expected, state)
     missing = [key for key in missing if not key.startswith("pooler.")]
     if missing or wrong:
         raise UserError(explain(missing, [], wrong, f"model.pretrained {folder}"))
-    return {key: state[key] for key in wanted if key in state}
+    return {key: state[key] for key in expected if key in state}
 
 
 def rename(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict under the keys of a bare encoder, without the model prefix and with current names."""
-    found = {}
+    renamed = {}
     for key, value in state.items():
         for prefix in BASE_PREFIXES:
             key = key.removeprefix(prefix)
         key = key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        found[key] = value
-    return found
+        renamed[key] = value
+    return renamed
 
 
 def initial_weights(config: Any) -> dict[str, Any] | None:
     """Return the pretrained encoder weights under the model's own keys, or None without a pretrained encoder."""
-    model, found = config.model, {}
+    model, weights = config.model, {}
     sources = {"evidence_encoder": "evidence_pretrained", "encoder": "pretrained"}
     joint = hasattr(model, "evidence_encoder")
     for section, source in sources.items():
@@ -81,11 +81,11 @@ def initial_weights(config: Any) -> dict[str, Any] | None:
             sizes = getattr(model, section)
             prefix = "criteria_encoder" if joint and section == "encoder" else section
             for key, value in encoder_weights(name, sizes).items():
-                found[own_key(key, prefix, model, sizes)] = value
-    return found or None
+                weights[model_key(key, prefix, model, sizes)] = value
+    return weights or None
 
 
-def own_key(key: str, prefix: str, model: Any, sizes: Encoder) -> str:
+def model_key(key: str, prefix: str, model: Any, sizes: Encoder) -> str:
     """Return the model's key of an encoder parameter, with the prefixes of the model family and of LoRA adapters."""
     parts = key.split(".")
     if model.lora.enabled:

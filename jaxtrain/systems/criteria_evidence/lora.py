@@ -53,9 +53,9 @@ def add_lora(encoder: nnx.Module, config: Lora | None, sizes: Encoder, *, rngs: 
         lambda name: name.rpartition(".")[2] in targets,
         lambda base: PeftLinear(base, config.r, config.alpha, config.dropout, rngs=rngs),
     )
-    found = {name.rpartition(".")[2] for name in names}
-    if set(targets) - found:
-        absent = ", ".join(sorted(set(targets) - found))
+    adapted = {name.rpartition(".")[2] for name in names}
+    if set(targets) - adapted:
+        absent = ", ".join(sorted(set(targets) - adapted))
         raise UserError(f"model.lora.targets: no Linear layer of the encoder is called {absent}")
     return PeftEncoder(encoder)
 

@@ -98,9 +98,9 @@ def forward(model, batch, rngs) -> dict[str, Any]:
 
 def loss(model, batch, config, rngs) -> Loss:
     settings = config.loss
-    given = forward(model, batch, rngs)
-    visible = text_tokens(batch) if settings.mask_padding and "start_logits" in given else None
-    return combined(given, batch, settings.weights, visible, settings.label_smoothing, settings.focal_gamma)
+    predicted = forward(model, batch, rngs)
+    visible = text_tokens(batch) if settings.mask_padding and "start_logits" in predicted else None
+    return combined(predicted, batch, settings.weights, visible, settings.label_smoothing, settings.focal_gamma)
 
 
 def outputs(model, batch) -> dict[str, Any]:

@@ -67,18 +67,18 @@ def compute(sums: Mapping[str, Any], rows: Mapping[str, np.ndarray], config: Any
     classes, spans = {}, {}
     if "labels" in rows:
         probabilities = rows["probabilities"]
-        found = classification_scores(rows["labels"], probabilities.argmax(axis=-1), probabilities)
-        classes = {key: float("nan") if value is None else value for key, value in found.items()}
+        scores = classification_scores(rows["labels"], probabilities.argmax(axis=-1), probabilities)
+        classes = {key: float("nan") if value is None else value for key, value in scores.items()}
     if "starts" in rows:
         known = rows["true_starts"] >= 0  # rows that were kept only for their label have no span
         positions = [rows[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
         spans = span_scores(*positions) | {"span_f1": span_f1(*positions)}
-    own = {"loss": float(sums["batch_loss"] / sums["batches"])} if float(sums.get("batches", 0)) else {}
+    batch_loss = {"loss": float(sums["batch_loss"] / sums["batches"])} if float(sums.get("batches", 0)) else {}
     if not (classes and spans):
-        return own | classes | spans
+        return batch_loss | classes | spans
     del classes["f1_binary"]
     classes |= engine_scores(rows["labels"], rows["probabilities"].argmax(axis=-1))
-    return own | combined_scores(classes, spans)
+    return batch_loss | combined_scores(classes, spans)
 
 
 def softmax(logits) -> np.ndarray:
@@ -207,26 +207,26 @@ def evaluator_scores(
     labels = np.asarray(labels)
     predictions = np.argmax(logits, axis=-1)
     precision, recall, f1 = macro(labels, predictions, "macro")
-    found: dict[str, Any] = {"accuracy": float((predictions == labels).mean()), "precision_macro": precision}
+    scores: dict[str, Any] = {"accuracy": float((predictions == labels).mean()), "precision_macro": precision}
     micro = macro(labels, predictions, "micro")
     if task_type == "evidence":
-        found["precision_micro"], found["recall_micro"] = micro[0], micro[1]
-    found |= {"recall_macro": recall, "f1_macro": f1, "f1_micro": micro[2]}
-    found["f1_weighted"] = macro(labels, predictions, "weighted")[2]
+        scores["precision_micro"], scores["recall_micro"] = micro[0], micro[1]
+    scores |= {"recall_macro": recall, "f1_macro": f1, "f1_micro": micro[2]}
+    scores["f1_weighted"] = macro(labels, predictions, "weighted")[2]
     if task_type == "criteria":
-        found["auroc_macro"] = auroc(labels, softmax(logits))
-    found["per_criterion_f1"] = per_criterion_f1(labels, predictions, criteria)
+        scores["auroc_macro"] = auroc(labels, softmax(logits))
+    scores["per_criterion_f1"] = per_criterion_f1(labels, predictions, criteria)
     if task_type == "evidence" and len(np.unique(labels)) == 2:
-        found["exact_match"] = found["accuracy"]
+        scores["exact_match"] = scores["accuracy"]
         swapped = ((labels == 0) & (predictions == 1)) | ((labels == 1) & (predictions == 0))
-        found["partial_match"] = 1.0 - float(swapped.mean())
-    found["confusion_matrix"] = confusion_matrix(labels, predictions).tolist()
+        scores["partial_match"] = 1.0 - float(swapped.mean())
+    scores["confusion_matrix"] = confusion_matrix(labels, predictions).tolist()
     if class_names:
-        found["classification_report"] = classification_report(
+        scores["classification_report"] = classification_report(
             labels, predictions, output_dict=True, zero_division=0, target_names=list(class_names)
         )
-    found["loss"] = mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size)
-    return found
+    scores["loss"] = mean_of_batch_means(cross_entropy_rows(logits, labels), batch_size)
+    return scores
 
 
 CLASS_NAMES = ("Negative", "Positive")
@@ -239,12 +239,12 @@ def evaluation_scores(labels, predictions, probabilities, names: Sequence[str] =
     """
     from sklearn.metrics import classification_report, confusion_matrix
 
-    found = classification_scores(labels, predictions, probabilities)
-    del found["f1_weighted"]
+    scores = classification_scores(labels, predictions, probabilities)
+    del scores["f1_weighted"]
     classes = range(max(len(names), np.asarray(probabilities).shape[1]))
     names = [names[i] if i < len(names) else f"class {i}" for i in classes]
     report = classification_report(labels, predictions, labels=list(classes), target_names=names, zero_division=0)
-    return found | {
+    return scores | {
         "confusion_matrix": confusion_matrix(labels, predictions, labels=list(classes)).tolist(),
         "classification_report": report,
         "total_samples": len(labels),
@@ -291,9 +291,9 @@ def answer_em(prediction: str, answer: str) -> float:
 
 def combined_scores(classification: Mapping[str, float], spans: Mapping[str, float]) -> dict[str, float]:
     """Return criteria_* and evidence_* scores, and joint_score: the mean of criteria F1 and span exact match."""
-    found = {f"criteria_{key}": value for key, value in classification.items()}
-    found |= {f"evidence_{key}": value for key, value in spans.items()}
-    return found | {"joint_score": (classification["f1"] + spans["span_em"]) / 2}
+    scores = {f"criteria_{key}": value for key, value in classification.items()}
+    scores |= {f"evidence_{key}": value for key, value in spans.items()}
+    return scores | {"joint_score": (classification["f1"] + spans["span_em"]) / 2}
 
 
 def improved(value: float, best: float, mode: str, min_delta: float) -> bool:

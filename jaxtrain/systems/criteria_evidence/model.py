@@ -41,9 +41,9 @@ def build(
 def unread(family: str, architecture: str, encoders: Mapping[str, Encoder], pooling: str = "cls") -> tuple[str, ...]:
     """Return the key prefixes of parameters that get no gradient because no output depends on them."""
     if family == "base":
-        found = unread_by(encoders["encoder"], "encoder.encoder", False)
+        names = unread_by(encoders["encoder"], "encoder.encoder", False)
         with_lora = unread_by(encoders["encoder"], "encoder.encoder.base_model.model", False)
-        return found + with_lora
+        return names + with_lora
     reads = architecture != "evidence" and (family == "project" or pooling == "cls")
     if architecture == "joint":
         first = unread_by(encoders["criteria_encoder"], "criteria_encoder", reads)
@@ -75,7 +75,7 @@ def encoders_of(architecture: str, model: Any) -> dict[str, Encoder]:
 
 def options_of(architecture: str, model: Any) -> dict[str, Any]:
     """Return the keyword arguments of the family's constructor."""
-    criteria, evidence = model.criteria.given(), model.evidence.given()
+    criteria, evidence = model.criteria.chosen(), model.evidence.chosen()
     if model.family == "base":
         options = {"num_classes": model.num_labels, "pooling_strategy": model.base_pooling, "lora": model.lora}
         return options | {"hidden_dim": model.base_hidden, "dropout": criteria.get("dropout", 0.1)}

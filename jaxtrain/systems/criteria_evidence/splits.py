@@ -41,10 +41,10 @@ def group_split(groups: Sequence[str], seed: int = 42, ratios: Sequence[float] =
     """
     unique = list(dict.fromkeys(groups))
     names = group_names_split(unique, seed, ratios)
-    place = {group: name for name, members in names.items() for group in members}
+    part_of = {group: name for name, members in names.items() for group in members}
     result: Split = {name: [] for name in NAMES}
     for row, group in enumerate(groups):
-        result[place[group]].append(row)
+        result[part_of[group]].append(row)
     return result
 
 

@@ -64,9 +64,9 @@ def rows(posts: int, seed: int = 0) -> list[Row]:
             f"{pick(OPENERS)} {' '.join(pick(FILLERS) for _ in range(int(draw.integers(3, 7))))}."
             for _ in range(int(draw.integers(2, 4)))
         ]
-        place = int(draw.integers(len(sentences) + 1))
-        sentences.insert(place, answer)
-        values = (f"s_{post}", f"s_{post}_{place}", answer, symptom, str(int(present)), "", " ".join(sentences))
+        position = int(draw.integers(len(sentences) + 1))
+        sentences.insert(position, answer)
+        values = (f"s_{post}", f"s_{post}_{position}", answer, symptom, str(int(present)), "", " ".join(sentences))
         result.append(dict(zip(COLUMNS, values, strict=True)))
     return result
 

@@ -93,10 +93,10 @@ class DisentangledAttention(nn.Module):
         self.query_proj = nn.Linear(c.hidden_size, c.hidden_size)
         self.key_proj = nn.Linear(c.hidden_size, c.hidden_size)
         self.value_proj = nn.Linear(c.hidden_size, c.hidden_size)
-        own = c.relative_attention and not c.share_att_key
-        if own and "c2p" in c.pos_att_type:
+        separate = c.relative_attention and not c.share_att_key
+        if separate and "c2p" in c.pos_att_type:
             self.pos_key_proj = nn.Linear(c.hidden_size, c.hidden_size)
-        if own and "p2c" in c.pos_att_type:
+        if separate and "p2c" in c.pos_att_type:
             self.pos_query_proj = nn.Linear(c.hidden_size, c.hidden_size)
         self.dropout = nn.Dropout(c.attention_probs_dropout_prob)
         self.pos_dropout = nn.Dropout(c.hidden_dropout_prob)

@@ -5,97 +5,10 @@ from torch import nn
 from torch.nn import functional
 
 from jaxtrain.systems.criteria_evidence import model as options
-from jaxtrain.systems.criteria_evidence.torch_encoders import Act, Encoder, PeftEncoder
-
-# --- heads ---------------------------------------------------------------------------------------------------------
-
-
-class ProjectClassifier(nn.Module):
-    def __init__(self, width, labels, head):
-        super().__init__()
-        dropout, hidden = head.get("dropout", 0.1), head.get("hidden")
-        layers = head.get("layers", 1)
-        if hidden is None:
-            hidden = [width] * (layers - 1)
-        hidden = [hidden] * (layers - 1) if isinstance(hidden, int) else hidden
-        sizes = [width, *hidden]
-        parts = [[nn.Linear(a, b), nn.GELU(), nn.Dropout(dropout)] for a, b in zip(sizes, hidden, strict=False)]
-        self.dropout = nn.Dropout(dropout)
-        self.hidden_layers = nn.Sequential(*sum(parts, []))
-        self.output_layer = nn.Linear(sizes[-1], labels)
-
-    def forward(self, x):
-        return self.output_layer(self.hidden_layers(self.dropout(x)))
-
-
-class ProjectSpans(nn.Module):
-    def __init__(self, width, head):
-        super().__init__()
-        self.dropout = nn.Dropout(head.get("dropout", 0.1))
-        self.linear = nn.Linear(width, 2)
-
-    def forward(self, x):
-        return self.linear(self.dropout(x)).unbind(-1)
-
-
-def stack(width, head, layers):
-    hidden = head.get("hidden")
-    if layers == 1:
-        return nn.Sequential(), width
-    sizes = [width if hidden is None else hidden] * (layers - 1) if not isinstance(hidden, list) else hidden
-    act, dropout = head.get("activation", "gelu"), head.get("dropout", 0.1)
-    parts = [[nn.Linear(a, b), Act(act), nn.Dropout(dropout)] for a, b in zip([width, *sizes], sizes, strict=False)]
-    return nn.Sequential(*sum(parts, [])), sizes[-1]
-
-
-class DeepClassifier(nn.Module):
-    def __init__(self, width, labels, head):
-        super().__init__()
-        self.ffn, last = stack(width, head, head.get("layers", 1))
-        self.dropout = nn.Dropout(head.get("dropout", 0.1))
-        self.out = nn.Linear(last, labels)
-
-    def forward(self, x):
-        return self.out(self.dropout(self.ffn(x)))
-
-
-class DeepSpans(nn.Module):
-    def __init__(self, width, head, layers):
-        super().__init__()
-        self.layers, last = stack(width, head, layers)
-        self.dropout = nn.Dropout(head.get("dropout", 0.1))
-        self.out_proj = nn.Linear(last, 2)
-
-    def forward(self, x):
-        return self.out_proj(self.dropout(self.layers(x))).unbind(-1)
-
-
-class SequencePooler(nn.Module):
-    def __init__(self, width, pooling):
-        super().__init__()
-        if pooling == "attn":
-            self.attention = nn.Linear(width, 1)
-        self.pooling = pooling
-
-    def forward(self, hidden, mask, pooled):
-        if self.pooling == "cls":
-            return hidden[:, 0] if pooled is None else pooled
-        lowest = torch.finfo(hidden.dtype).min
-        if self.pooling == "mean":
-            return masked_mean(hidden, mask, 1e-6)
-        if self.pooling == "max":
-            return hidden.masked_fill((mask == 0)[..., None], lowest).max(dim=1).values
-        share = self.attention(hidden)[..., 0].masked_fill(mask == 0, lowest).softmax(1) * mask.to(hidden.dtype)
-        share = share / (share.sum(1, keepdim=True) + 1e-9)
-        return (share[..., None] * hidden).sum(1)
-
-
-def masked_mean(hidden, mask, least):
-    weight = mask[..., None].to(hidden.dtype)
-    return (hidden * weight).sum(1) / weight.sum(1).clamp(min=least)
-
-
-# --- models --------------------------------------------------------------------------------------------------------
+from jaxtrain.systems.criteria_evidence import torch_deep_heads, torch_heads
+from jaxtrain.systems.criteria_evidence.architecture_models import classifier_of, span_depth, span_of
+from jaxtrain.systems.criteria_evidence.project_models import classifier_options
+from jaxtrain.systems.criteria_evidence.torch_encoders import Encoder, PeftEncoder
 
 
 class Twin(nn.Module):
@@ -105,18 +18,17 @@ class Twin(nn.Module):
         super().__init__()
         model = config.model
         self.deep, self.architecture = model.family == "architectures", architecture
-        criteria, evidence = model.criteria.given(), model.evidence.given()
+        criteria, evidence = model.criteria.chosen(), model.evidence.chosen()
         sizes = options.encoders_of(architecture, model)
         for name, size in sizes.items():
             encoder = Encoder(size)
             self.add_module(name, PeftEncoder(encoder, model.lora, size) if model.lora.enabled else encoder)
         first, last = (list(sizes.values())[i].hidden_size for i in (0, -1))
         if self.deep and architecture != "evidence":
-            self.pooler = SequencePooler(first, criteria.get("pooling", "cls"))
+            self.pooler = torch_deep_heads.SequencePooler(first, criteria.get("pooling", "cls"))
         if architecture != "evidence":
-            kind = DeepClassifier if self.deep else ProjectClassifier
             name = "classifier" if architecture == "criteria" else "criteria_head"
-            self.add_module(name, kind(first, model.num_labels, criteria))
+            self.add_module(name, self._classifier(first, model.num_labels, criteria))
         if architecture == "joint":
             self._fuse(first, last, model.fusion_dropout)
         if architecture != "criteria":
@@ -130,18 +42,17 @@ class Twin(nn.Module):
         else:
             self.fusion = nn.Sequential(nn.Dropout(dropout), nn.Linear(first, last), nn.GELU())
 
+    def _classifier(self, width, labels, head):
+        if self.deep:
+            return torch_deep_heads.ClassificationHead(width, **classifier_of(head, labels, 0.1, 1, None))
+        chosen = classifier_options(head, None, labels, 0.1, 1, None)
+        return torch_heads.ClassificationHead(width, chosen.pop("num_labels"), chosen.pop("dropout"), **chosen)
+
     def _spans(self, width, head):
         if not self.deep:
-            return ProjectSpans(width, head)
-        hidden = head.get("hidden")
-        depth = (
-            1
-            if self.architecture == "evidence" or hidden is None
-            else 2
-            if isinstance(hidden, int)
-            else 1 + len(hidden)
-        )
-        return DeepSpans(width, head, head.get("layers", depth))
+            return torch_heads.SpanPredictionHead(width, head.get("dropout", 0.1))
+        layers = head.get("layers", 1) if self.architecture == "evidence" else span_depth(head)
+        return torch_deep_heads.SpanPredictionHead(width, **span_of(head, layers, 0.1))
 
     def _vector(self, hidden, pooled, mask):
         if self.deep:
@@ -149,27 +60,27 @@ class Twin(nn.Module):
         return hidden[:, 0] if pooled is None else pooled
 
     def forward(self, batch):
-        found = {}
+        outputs = {}
         read = lambda side: [batch.get(f"{side}{n}") for n in ("input_ids", "attention_mask", "token_type_ids")]
         if self.architecture == "joint":
             texts = read("criteria_")
             hidden, pooled = self.criteria_encoder(*texts)
             vector = self._vector(hidden, pooled, texts[1])
-            found["logits"] = self.criteria_head(vector)
+            outputs["logits"] = self.criteria_head(vector)
             added = self.fusion_dropout(self.align(vector)) if self.deep else self.fusion(vector)
-            found["start_logits"], found["end_logits"] = self.evidence_head(
+            outputs["start_logits"], outputs["end_logits"] = self.evidence_head(
                 self.evidence_encoder(*read("evidence_"))[0] + added[:, None]
             )
-            return found
+            return outputs
         texts = read("")
         hidden, pooled = self.encoder(*texts)
         if self.architecture != "evidence":
             head = self.classifier if self.architecture == "criteria" else self.criteria_head
-            found["logits"] = head(self._vector(hidden, pooled, texts[1]))
+            outputs["logits"] = head(self._vector(hidden, pooled, texts[1]))
         if self.architecture != "criteria":
             head = self.span_head if self.architecture == "evidence" else self.evidence_head
-            found["start_logits"], found["end_logits"] = head(hidden)
-        return found
+            outputs["start_logits"], outputs["end_logits"] = head(hidden)
+        return outputs
 
 
 class BaseTwin(nn.Module):
@@ -182,7 +93,7 @@ class BaseTwin(nn.Module):
         encoder = Encoder(size)
         self.encoder, self.head = nn.Module(), nn.Module()
         self.encoder.encoder = PeftEncoder(encoder, model.lora, size) if model.lora.enabled else encoder
-        dropout, hidden = nn.Dropout(model.criteria.given().get("dropout", 0.1)), model.base_hidden
+        dropout, hidden = nn.Dropout(model.criteria.chosen().get("dropout", 0.1)), model.base_hidden
         last = nn.Linear(hidden or size.hidden_size, model.num_labels)
         parts = [nn.Linear(size.hidden_size, hidden), nn.ReLU(), dropout, last] if hidden else [dropout, last]
         self.head.classifier = nn.Sequential(*parts)
@@ -190,7 +101,8 @@ class BaseTwin(nn.Module):
 
     def forward(self, batch):
         hidden, _ = self.encoder.encoder(batch["input_ids"], batch["attention_mask"])
-        vector = masked_mean(hidden, batch["attention_mask"], 1e-9) if self.mean else hidden[:, 0]
+        weight = batch["attention_mask"][..., None].to(hidden.dtype)
+        vector = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9) if self.mean else hidden[:, 0]
         return {"logits": self.head.classifier(vector)}
 
 

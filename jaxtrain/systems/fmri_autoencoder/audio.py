@@ -23,10 +23,10 @@ def code_features(codes: np.ndarray, tr: float, volumes: int, bandwidth: float =
     """
     rows, length = CODEBOOKS.get(bandwidth, len(codes)), int(CODE_FRAMES_PER_S * tr)
     out = np.zeros((volumes, rows, length), np.int64)
-    kept = codes[:rows]
+    frames = codes[:rows]
     for volume in range(volumes):
         start, stop = int(volume * tr * CODE_FRAMES_PER_S), int((volume + 1) * tr * CODE_FRAMES_PER_S)
-        part = kept[:, start:stop][:, :length]
+        part = frames[:, start:stop][:, :length]
         out[volume, : part.shape[0], : part.shape[1]] = part
     return out.reshape(volumes, -1)
 
@@ -102,5 +102,5 @@ def encode(sound: np.ndarray, model: str, bandwidth: float) -> np.ndarray:
     except OSError as error:
         raise hub.not_to_be_had(model, "data.encodec_model", "data.audio=mel needs none", error) from None
     with torch.no_grad():
-        given = codec.encode(torch.from_numpy(sound.copy())[None, None], bandwidth=bandwidth)
-    return given.audio_codes[0, 0].numpy()
+        encoded = codec.encode(torch.from_numpy(sound.copy())[None, None], bandwidth=bandwidth)
+    return encoded.audio_codes[0, 0].numpy()

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxtrain.systems.fmri_autoencoder.blocks import parameter_count, parameter_counts
 from jaxtrain.systems.fmri_autoencoder.config import ModelOptions
 from jaxtrain.systems.fmri_autoencoder.losses import internal_losses
 
@@ -42,31 +41,6 @@ class Decoder(nnx.Module):
     def audio_head(self, x, rngs=None, valid=None):
         return self.head("audio", x, rngs, valid)
 
-    def decode_video_only(self, bottleneck):
-        return self.head("video", self.trunk(bottleneck))
-
-    def decode_audio_only(self, bottleneck):
-        """Decode the audio; unlike the whole decoder, keep the frame axis of a single frame."""
-        return self.audio_head(self.trunk(bottleneck))
-
-    def decode_text_only(self, bottleneck):
-        return self.head("text", self.trunk(bottleneck))
-
-    def get_layer_outputs(self, bottleneck) -> dict[str, jax.Array]:
-        """Return every layer's output in evaluation mode, by name; `video`, `audio`, `text` are the last layers' raw
-        outputs, before sigmoid, reshaping and upsampling."""
-        outputs, x = {}, bottleneck
-        for number in self.trunk_layers:
-            outputs[f"layer{number}"] = x = getattr(self, f"layer{number}")(x)
-        for kind in KINDS:
-            outputs[f"layer{self.trunk_layers[-1] + 1}_{kind}"] = y = self.branch(kind, x)
-            last = self.last(kind)
-            outputs[kind] = last[0](y) if kind == "video" else last(y)
-        return outputs
-
-    def count_parameters(self) -> dict[str, int]:
-        return parameter_counts(self)
-
 
 class Autoencoder(nnx.Module):
     """Autoencoder: an `encoder` of (video, audio, text) to bottleneck and voxels, a `decoder` back, and `options`."""
@@ -92,8 +66,3 @@ class Autoencoder(nnx.Module):
     def decode_only(self, bottleneck):
         """Return (video, audio, text) in evaluation mode."""
         return self.decoder(bottleneck)
-
-    def get_parameter_count(self) -> dict:
-        """Return parameter counts by part and layer, and their `total`."""
-        parts = {"encoder": self.encoder.get_parameter_count(), "decoder": self.decoder.count_parameters()}
-        return {**parts, "total": parameter_count(self)}

@@ -100,15 +100,3 @@ class DenseEncoder(nnx.Module):
         x = normalize(getattr(self, f"bn{number}"), linear, linear(x), rngs, valid)
         drop = nn.Dropout(self.dropouts[number - 1])
         return drop(jax.nn.relu(x), rngs) if self.relu_first else jax.nn.relu(drop(x, rngs))
-
-
-def parameter_count(module: nnx.Module) -> int:
-    """Return the number of parameters of a module, without buffers."""
-    return sum(math.prod(value.shape) for value in jax.tree.leaves(nnx.state(module, nnx.Param)))
-
-
-def parameter_counts(module: nnx.Module) -> dict[str, int]:
-    """Return the parameter count of every child of a module by its name, and their `total`."""
-    children = {name: value for name, value in vars(module).items() if isinstance(value, nnx.Pytree)}
-    counts = {name: parameter_count(child) for name, child in children.items() if not isinstance(child, nnx.Variable)}
-    return {**counts, "total": parameter_count(module)}

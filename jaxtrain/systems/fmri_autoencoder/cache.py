@@ -47,12 +47,12 @@ class Cache:
 
     def find(self, stage: str, part: dict[str, Any]) -> pathlib.Path | None:
         """Return the newest complete folder of a stage whose key agrees with `part`, or None."""
-        found = []
+        paths = []
         for path in self.root.glob(f"{stage}-*/{KEY_FILE}"):
             key = json.loads(path.read_text())
             if all(key.get(name) == value for name, value in _plain(part).items()):
-                found.append((path.stat().st_mtime, path.parent))
-        return max(found)[1] if found else None
+                paths.append((path.stat().st_mtime, path.parent))
+        return max(paths)[1] if paths else None
 
     def fingerprint(self, path: pathlib.Path) -> str:
         """Return the hash of a file's content, remembered by its size and modification time."""

@@ -107,7 +107,7 @@ def check(recording: Recording, model) -> None:
     """Raise UserError listing every size of the model that does not match the prepared data."""
     head = isinstance(model, HeadOptions)
     columns = {name: array.shape[1] for name, array in recording.stimuli.items()}
-    wanted = {
+    expected = {
         "video": model.video_columns if head else model.video_height * model.video_width * 3,
         "audio": model.audio_columns if head else model.audio_mels,
         "text": model.text_dim,
@@ -118,9 +118,9 @@ def check(recording: Recording, model) -> None:
         "text": "model.text_dim and data.text, max_annotations_per_tr",
     }
     wrong = [
-        f"{name} has {columns[name]} columns per volume, the model wants {wanted[name]} ({advice[name]})"
-        for name in wanted
-        if columns[name] != wanted[name]
+        f"{name} has {columns[name]} columns per volume, the model wants {expected[name]} ({advice[name]})"
+        for name in expected
+        if columns[name] != expected[name]
     ]
     voxels = recording.fmri[0].shape[1]
     if voxels != model.n_voxels:

@@ -18,7 +18,6 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Widths,
     block,
     normalize,
-    parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import Gen1Options
 
@@ -59,8 +58,8 @@ class Gen1Encoder(nnx.Module):
         groups = o.batch_norm_groups
 
         def flat(channels: int, space: int) -> int:  # a flattened size may itself be overridden
-            own = channel(channels) * space
-            return own if width(channels * space) == channels * space else width(channels * space)
+            flat_width = channel(channels) * space
+            return flat_width if width(channels * space) == channels * space else width(channels * space)
 
         pixels = math.ceil(o.video_height / 16) * math.ceil(o.video_width / 16)
         self.video_encoder = ConvEncoder(
@@ -95,9 +94,6 @@ class Gen1Encoder(nnx.Module):
         pooled = self.feature_conv(jnp.concatenate(features, axis=-1), rngs, valid)
         bottleneck = self.to_bottleneck(pooled, rngs, valid)
         return bottleneck, self.bottleneck_to_voxels(bottleneck, rngs, valid)
-
-    def get_parameter_count(self) -> dict[str, int]:
-        return parameter_counts(self)
 
 
 class Gen1Decoder(Decoder):

@@ -17,7 +17,6 @@ from jaxtrain.systems.fmri_autoencoder.blocks import (
     Stack,
     Widths,
     block,
-    parameter_counts,
 )
 from jaxtrain.systems.fmri_autoencoder.config import HeadOptions
 from jaxtrain.systems.fmri_autoencoder.losses import wide
@@ -106,10 +105,10 @@ class HeadEncoder(nnx.Module):
 
         Raises ValueError if the audio has other columns than the options say.
         """
-        wanted = self.audio_encoder.fc1.weight.shape[1]
-        if audio.ndim != 2 or audio.shape[1] != wanted:
+        width = self.audio_encoder.fc1.weight.shape[1]
+        if audio.ndim != 2 or audio.shape[1] != width:
             raise ValueError(
-                f"audio is {list(audio.shape)}, wanted [batch, {wanted}]: codebooks or mel bands times "
+                f"audio is {list(audio.shape)}, wanted [batch, {width}]: codebooks or mel bands times "
                 "model.audio_frames_per_tr, flattened; do model.use_encodec and the prepared data agree?"
             )
         features = (
@@ -121,9 +120,6 @@ class HeadEncoder(nnx.Module):
         for layer in (self.feature_conv, self.layer5, self.layer6, self.layer7_bottleneck):
             x = layer(x, rngs, valid)
         return x, self.bottleneck_to_voxels(x, rngs, valid)
-
-    def get_parameter_count(self) -> dict[str, int]:
-        return parameter_counts(self)
 
 
 class HeadDecoder(Decoder):

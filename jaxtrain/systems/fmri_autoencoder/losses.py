@@ -265,5 +265,5 @@ def loss(model, batch, config, rngs) -> Loss:
 
 def outputs(model, batch) -> dict:
     """Return bottleneck, predicted_fmri, video_recon, audio_recon, text_recon."""
-    found = model(batch["video"], batch["audio"], batch["text"])
-    return {name: found[name] for name in OUTPUTS}
+    result = model(batch["video"], batch["audio"], batch["text"])
+    return {name: result[name] for name in OUTPUTS}

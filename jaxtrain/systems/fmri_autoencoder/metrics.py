@@ -70,11 +70,11 @@ def compute(sums, rows, config) -> dict[str, float]:
     """
     voxels = {name.removeprefix("voxel_"): value for name, value in sums.items() if name.startswith("voxel_")}
     count = max(float(voxels["count"]), 1.0)
-    found = voxel_correlation(voxels)
+    correlation = voxel_correlation(voxels)
     variance = np.asarray(voxels["yy"], np.float64) / count - np.square(np.asarray(voxels["y"], np.float64) / count)
     return {
-        "voxel_correlation": float(found.mean()),
-        "voxel_correlation_p90": float(np.percentile(found, 90)),
+        "voxel_correlation": float(correlation.mean()),
+        "voxel_correlation_p90": float(np.percentile(correlation, 90)),
         **{name: float(sums[name]) / count for name in ("fmri_correlation", "fmri_r2", "fmri_mse")},
         "fmri_mse_of_mean": float(variance.mean()),
     }

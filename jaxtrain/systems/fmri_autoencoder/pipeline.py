@@ -55,7 +55,7 @@ class Settings:
     def of(cls, config) -> "Settings":
         data, model, head = config.data, config.model, isinstance(config.model, HeadOptions)
         original = config.compat == "original"
-        pick = lambda given, default: default if given is None else given
+        pick = lambda value, default: default if value is None else value
         kind = pick(data.text, "concatenate" if head else "average")
         scenes = data.max_annotations_per_tr if kind == "concatenate" else 1
         if model.text_dim % scenes:
@@ -141,14 +141,14 @@ class Pipeline:
         missing = [str(path) for path in (film, notes) if not path.exists()]
         pattern = re.compile(volumes.FILE_NAME.format(r"(\d+)").replace(".nii.gz", r"\.nii(\.gz)?$"))
         present = {int(match.group(1)): path for path in folder.glob("*") if (match := pattern.match(path.name))}
-        wanted = sorted(present) if self.data.subjects == "all" else self.data.subjects
-        missing += [str(folder / volumes.FILE_NAME.format(s)) for s in wanted or [1] if s not in present]
+        subjects = sorted(present) if self.data.subjects == "all" else self.data.subjects
+        missing += [str(folder / volumes.FILE_NAME.format(s)) for s in subjects or [1] if s not in present]
         if missing:
             raise MissingFile(
                 f"data.data_dir: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''} missing. To try without "
                 "the film: python -m jaxtrain.systems.fmri_autoencoder.prepare --synthetic --data-dir DIR"
             )
-        return {"film": film, "annotations": notes, "subjects": {s: present[s] for s in wanted}}
+        return {"film": film, "annotations": notes, "subjects": {s: present[s] for s in subjects}}
 
     def _video_key(self) -> dict[str, Any]:
         keys = {"kind": self.settings.video, "tr": self.data.tr, "size": self.settings.size, "max": self.data.max_trs}
@@ -194,12 +194,12 @@ class Pipeline:
 
     def _make_text(self, out: pathlib.Path, path: pathlib.Path) -> None:
         start, end, texts = text.annotations(path)
-        found = text.embed(texts, self.data.text_encoder, self.settings.text_width)
+        vectors = text.embed(texts, self.data.text_encoder, self.settings.text_width)
         count, tr, gap = self._volumes(), self.data.tr, self.data.text_gap
         if self.settings.text == "concatenate":
-            features = text.concatenated(found, start, end, count, tr, self.data.max_annotations_per_tr, gap)
+            features = text.concatenated(vectors, start, end, count, tr, self.data.max_annotations_per_tr, gap)
         else:
-            features = text.averaged(found, start, end, count, tr, gap=gap)
+            features = text.averaged(vectors, start, end, count, tr, gap=gap)
         cache.save(out, "text", features)
 
     def _volumes(self) -> int:
@@ -221,7 +221,7 @@ class Pipeline:
     def _make_spread(self, out: pathlib.Path, path: pathlib.Path) -> None:
         image = volumes.open_volume(path)
         first = np.asarray(image.dataobj[..., : volumes.MASK_VOLUMES], np.float32)
-        cache.save(out, "mask", volumes.own_mask(first))
+        cache.save(out, "mask", volumes.scan_mask(first))
         cache.save(out, "affine", image.affine)
 
     def _make_mask(self, out: pathlib.Path, folders: list[pathlib.Path]) -> None:

@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
     stimuli = {name: list(array.shape) for name, array in recording.stimuli.items()}
     held = sum(array.nbytes for array in recording.stimuli.values())
     shape = [len(recording.fmri), *recording.fmri[0].shape]
-    found = {"stimuli": stimuli, "stimuli_bytes": held, "fmri": shape, "subjects": recording.subject_ids}
-    print(json.dumps(found))
-    arguments.found = found
+    summary = {"stimuli": stimuli, "stimuli_bytes": held, "fmri": shape, "subjects": recording.subject_ids}
+    print(json.dumps(summary))
+    arguments.found = summary
 
 
 if __name__ == "__main__":

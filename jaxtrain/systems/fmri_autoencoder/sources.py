@@ -38,7 +38,7 @@ class ScanSource:
     ):
         self.fmri, self.subject_ids, self.times = list(fmri), list(subject_ids), times
         shared = isinstance(stimuli, Mapping)
-        self.stimuli = [dict(stimuli)] * len(self.fmri) if shared else [dict(own) for own in stimuli]
+        self.stimuli = [dict(stimuli)] * len(self.fmri) if shared else [dict(columns) for columns in stimuli]
         self.mean, self.std = mean, std
         self.frame, self.geometry, self.named = frame, geometry, named
 
@@ -60,7 +60,7 @@ class ScanSource:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays, in memory or mapped."""
-        arrays = {id(array): array for own in self.stimuli for array in own.values()}
+        arrays = {id(array): array for columns in self.stimuli for array in columns.values()}
         return sum(array.nbytes for array in (*arrays.values(), *self.fmri))
 
 

@@ -114,8 +114,8 @@ def arrays(
     stimuli = {"video": film, "audio": sound, "text": words}
     out = {}
     for name, features in stimuli.items():
-        kept = np.float32 if features.dtype == np.uint8 else features.dtype
-        out[name] = create(name, features.shape, kept)
+        dtype = np.float32 if features.dtype == np.uint8 else features.dtype
+        out[name] = create(name, features.shape, dtype)
         for start in range(0, features.shape[1], COLUMNS):
             part = features[:, start : start + COLUMNS]
             part = part / np.float32(255) if part.dtype == np.uint8 else part

@@ -22,9 +22,9 @@ def annotations(path) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """
     table = read_table(path)
     texts = scene_texts(table)
-    kept = [i for i, text in enumerate(texts) if text]
-    times = table[[START, END]].to_numpy(np.float64)[kept]
-    return times[:, 0], times[:, 1], [texts[i] for i in kept]
+    spoken = [i for i, text in enumerate(texts) if text]
+    times = table[[START, END]].to_numpy(np.float64)[spoken]
+    return times[:, 0], times[:, 1], [texts[i] for i in spoken]
 
 
 def read_table(path):
@@ -121,10 +121,10 @@ def embed(texts: list[str], encoder: str, width: int) -> np.ndarray:
         model = library.SentenceTransformer(encoder)
     except OSError as error:
         raise hub.not_to_be_had(encoder, "data.text_encoder", "data.text_encoder=hashing needs none", error) from None
-    found = model.encode(texts, normalize_embeddings=True, show_progress_bar=True)
-    if found.shape[1] != width:
-        raise UserError(f"data.text_encoder: {encoder} gives {found.shape[1]} values, the model wants {width}")
-    return np.asarray(found, np.float32)
+    vectors = model.encode(texts, normalize_embeddings=True, show_progress_bar=True)
+    if vectors.shape[1] != width:
+        raise UserError(f"data.text_encoder: {encoder} gives {vectors.shape[1]} values, the model wants {width}")
+    return np.asarray(vectors, np.float32)
 
 
 def hashed(texts: list[str], width: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from jaxtrain.systems.fmri_autoencoder.torch_losses import internal_losses
 KINDS = ("video", "audio", "text")
 
 
-def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def constructor_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a constructor's arguments from its `locals()`, without those that are not options of its model."""
     options = {name: value for name, value in arguments.items() if name not in ("self", "__class__", "more")}
     return options | arguments.get("more", {})
@@ -33,7 +33,7 @@ def checked(kind: type[ModelOptions], options: Mapping[str, Any], who: str) -> M
 
 def keep(module: nn.Module, arguments: Mapping[str, Any]) -> None:
     """Store a constructor's arguments, its `locals()`, as attributes of the module, under the same names."""
-    for name, value in given(arguments).items():
+    for name, value in constructor_options(arguments).items():
         setattr(module, name, value)
 
 
@@ -50,21 +50,35 @@ def start_decoder(decoder: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def own_rates(rate: float | None, *own: float) -> tuple[float, ...]:
+def dropout_rates(rate: float | None, *defaults: float) -> tuple[float, ...]:
     """Return the layers' own dropout rates, or `rate` for all of them if it is set."""
-    return own if rate is None else (rate,) * len(own)
+    return defaults if rate is None else (rate,) * len(defaults)
 
 
 def encoder_dropout(options: ModelOptions):
     """Return a function from a layer's own dropout rate to the one it gets."""
     rate = options.encoder_dropout
-    return (lambda own: own) if rate is None else (lambda own: rate)
+    return (lambda default: default) if rate is None else (lambda default: rate)
 
 
 def in_its_types(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the state in the module's own dtypes, as copying it into the module's tensors would."""
-    own = module.state_dict()
-    return {key: value.to(own[key].dtype) if key in own else value for key, value in state.items()}
+    tensors = module.state_dict()
+    return {key: value.to(tensors[key].dtype) if key in tensors else value for key, value in state.items()}
+
+
+def read_checkpoint(path: Any, device: Any = "cpu") -> dict[str, Any]:
+    """Read a checkpoint file of the original. Raises UserError for any other file, OSError for none."""
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path}: cannot be read as a torch checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or "model_state_dict" not in content:
+        names = ", ".join(map(str, list(content)[:6])) if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"{path}: has no model_state_dict; it holds {names}")
+    return content
 
 
 def parameter_counts(module: nn.Module) -> dict[str, int]:
@@ -101,9 +115,11 @@ class TextEncoder(Dense):
     """Text encoder of both generations: embeddings of a volume [batch, input_dim] -> [batch, output_features]."""
 
     def __init__(self, input_dim=1024, output_features=256, *, widths=None, encoder_dropout=None):
-        own, width = locals(), Widths(widths)
-        super().__init__(width(input_dim), (width(512), width(output_features)), own_rates(encoder_dropout, 0.2, 0.2))
-        keep(self, own)
+        arguments, width = locals(), Widths(widths)
+        super().__init__(
+            width(input_dim), (width(512), width(output_features)), dropout_rates(encoder_dropout, 0.2, 0.2)
+        )
+        keep(self, arguments)
 
 
 class Encoder(nn.Module):
@@ -216,10 +232,10 @@ class Autoencoder(nn.Module):
 
     def save_checkpoint(self, path, epoch, optimizer_state=None, loss=None, metadata=None) -> None:
         """Write the original's checkpoint: `model_state_dict`, `architecture`, `epoch`, and any other given values."""
-        found = {"epoch": epoch, "model_state_dict": self.state_dict()}
-        found["architecture"] = {name: getattr(self.options, name) for name in self.SAVED}
+        content = {"epoch": epoch, "model_state_dict": self.state_dict()}
+        content["architecture"] = {name: getattr(self.options, name) for name in self.SAVED}
         extra = {"optimizer_state_dict": optimizer_state, "loss": loss, "metadata": metadata}
-        torch.save(found | {name: value for name, value in extra.items() if value is not None}, path)
+        torch.save(content | {name: value for name, value in extra.items() if value is not None}, path)
 
     @classmethod
     def load_checkpoint(cls, path, device=None, **options: Any) -> tuple["Autoencoder", dict[str, Any]]:
@@ -228,14 +244,11 @@ class Autoencoder(nn.Module):
         options: those that `architecture` does not hold (features, dropout, widths, and for a Trainer's file the
         sizes). Raises UserError for a file without weights.
         """
-        device = device or "cpu"
-        found = torch.load(path, map_location=device, weights_only=True)
-        if "model_state_dict" not in found:
-            raise UserError(f"{path}: has no model_state_dict; it holds {', '.join(map(str, list(found)[:6]))}")
-        sizes = cls.sizes_of_old_files | {**found.get("architecture", {}), **options}
+        content = read_checkpoint(path, device or "cpu")
+        sizes = cls.sizes_of_old_files | {**content.get("architecture", {}), **options}
         with torch.device("meta"):  # filled below, so that the weights are allocated once
             model = cls.of(checked(cls.OPTIONS, sizes, "load_checkpoint"))
-        model.load_state_dict(in_its_types(model, found["model_state_dict"]), assign=True)
-        return model.eval(), found
+        model.load_state_dict(in_its_types(model, content["model_state_dict"]), assign=True)
+        return model.eval(), content
 
     sizes_of_old_files: Mapping[str, Any] = {}

@@ -15,10 +15,10 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
     TextEncoder,
     block,
     checked,
+    constructor_options,
+    dropout_rates,
     encoder_dropout,
-    given,
     keep,
-    own_rates,
     start_decoder,
 )
 
@@ -43,8 +43,8 @@ class Conv(nn.Module):
 
 def flattened(channels: int, space: int, widths, channel_widths) -> int:
     """Return the columns after the last convolution; an entry of `widths` for them wins over `channel_widths`."""
-    width, own = Widths(widths), Widths(channel_widths)(channels) * space
-    return own if width(channels * space) == channels * space else width(channels * space)
+    width, flat = Widths(widths), Widths(channel_widths)(channels) * space
+    return flat if width(channels * space) == channels * space else width(channels * space)
 
 
 class VideoEncoder(Conv):
@@ -61,15 +61,15 @@ class VideoEncoder(Conv):
         channel_widths=None,
         encoder_dropout=None,
     ):
-        own = locals()
+        arguments = locals()
         rows, columns = math.ceil(input_height / 16), math.ceil(input_width / 16)
         flat = flattened(256, rows * columns, widths, channel_widths)
         channels = [Widths(channel_widths)(size) for size in VIDEO_CHANNELS]
-        (dropout,) = own_rates(encoder_dropout, 0.2)
+        (dropout,) = dropout_rates(encoder_dropout, 0.2)
         super().__init__(
             nn.Conv2d, nn.BatchNorm2d, input_channels, channels, flat, Widths(widths)(output_features), dropout
         )
-        keep(self, own)
+        keep(self, arguments)
         self.flat_height, self.flat_width, self.flat_features = rows, columns, flat
 
 
@@ -77,12 +77,12 @@ class AudioEncoder(Conv):
     """Encoder of mel bands: [batch, input_mels] -> [batch, output_features]. Keyword options: see Gen1Options."""
 
     def __init__(self, input_mels=128, output_features=256, *, widths=None, channel_widths=None, encoder_dropout=None):
-        own = locals()
+        arguments = locals()
         flat = flattened(128, math.ceil(input_mels / 8), widths, channel_widths)
         channels = [Widths(channel_widths)(size) for size in AUDIO_CHANNELS]
-        (dropout,) = own_rates(encoder_dropout, 0.2)
+        (dropout,) = dropout_rates(encoder_dropout, 0.2)
         super().__init__(nn.Conv1d, nn.BatchNorm1d, 1, channels, flat, Widths(widths)(output_features), dropout)
-        keep(self, own)
+        keep(self, arguments)
         self.flat_length, self.flat_features = math.ceil(input_mels / 8), flat
 
     def forward(self, x):
@@ -109,15 +109,15 @@ class SherlockEncoder(Encoder):
         **more,
     ):
         arguments = locals()
-        o = checked(Gen1Options, given(arguments), "SherlockEncoder")
+        o = checked(Gen1Options, constructor_options(arguments), "SherlockEncoder")
         super().__init__()
         keep(self, arguments)
         width, drop = Widths(o.widths), encoder_dropout(o)
-        own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
-        convolved = own | {"channel_widths": o.channel_widths}
+        shared = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
+        convolved = shared | {"channel_widths": o.channel_widths}
         self.video_encoder = VideoEncoder(3, o.video_height, o.video_width, o.video_features, **convolved)
         self.audio_encoder = AudioEncoder(o.audio_mels, o.audio_features, **convolved)
-        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
+        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **shared)
         self.pooled_dim = pooled = width(o.video_features) + width(o.audio_features) + width(o.text_features)
         bottleneck = width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
@@ -197,7 +197,7 @@ class SherlockAutoencoder(Autoencoder):
         fmri_weight=1.0,
         **more,
     ):
-        o = checked(Gen1Options, given(locals()), type(self).__name__)
+        o = checked(Gen1Options, constructor_options(locals()), type(self).__name__)
         super().__init__(o)
         self.encoder = SherlockEncoder(**dict(o))
         pixels = o.video_height * o.video_width * 3

@@ -17,10 +17,10 @@ from jaxtrain.systems.fmri_autoencoder.torch_blocks import (
     TextEncoder,
     block,
     checked,
+    constructor_options,
+    dropout_rates,
     encoder_dropout,
-    given,
     keep,
-    own_rates,
     start_decoder,
 )
 
@@ -41,10 +41,10 @@ class VideoEncoder(Dense):
         widths=None,
         encoder_dropout=None,
     ):
-        own, width = locals(), Widths(widths)
+        arguments, width = locals(), Widths(widths)
         sizes = width(4096), width(2048), width(output_features)
-        super().__init__(width(input_dim), sizes, own_rates(encoder_dropout, 0.3, 0.3, 0.2))
-        keep(self, own)
+        super().__init__(width(input_dim), sizes, dropout_rates(encoder_dropout, 0.3, 0.3, 0.2))
+        keep(self, arguments)
 
     def layer(self, number, x):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
@@ -69,11 +69,11 @@ class AudioEncoder(Dense):
         encoder_dropout=None,
     ):
         """vocab_size, embed_dim: not used, as in the original."""
-        own, width = locals(), Widths(widths)
+        arguments, width = locals(), Widths(widths)
         columns = width((input_codebooks if use_encodec else input_mels) * frames_per_tr)
         sizes = width(512), width(output_features)
-        super().__init__(columns, sizes, own_rates(encoder_dropout, 0.3, 0.2), False)
-        keep(self, own)
+        super().__init__(columns, sizes, dropout_rates(encoder_dropout, 0.3, 0.2), False)
+        keep(self, arguments)
         self.columns = columns
 
     def forward(self, x):
@@ -111,19 +111,19 @@ class MultimodalEncoder(Encoder):
         **more,
     ):
         arguments = locals()
-        options = given(arguments)
+        options = constructor_options(arguments)
         del options["audio_codebooks"]
         o = checked(HeadOptions, options, "MultimodalEncoder")
         super().__init__()
         keep(self, arguments)
         width, drop = Widths(o.widths), encoder_dropout(o)
         video, audio, text = width(o.video_features), width(o.audio_features), width(o.text_features)
-        own = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
+        shared = {"widths": o.widths, "encoder_dropout": o.encoder_dropout}
         pixels = o.video_frames_per_tr * o.video_height * o.video_width * 3
-        self.video_encoder = VideoEncoder(pixels, o.video_features, o.gradient_checkpointing, **own)
+        self.video_encoder = VideoEncoder(pixels, o.video_features, o.gradient_checkpointing, **shared)
         sound = (o.audio_mels, audio_codebooks, o.audio_frames_per_tr, o.audio_features, o.use_encodec)
-        self.audio_encoder = AudioEncoder(*sound, **own)
-        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **own)
+        self.audio_encoder = AudioEncoder(*sound, **shared)
+        self.text_encoder = TextEncoder(o.text_dim, o.text_features, **shared)
         self.pooled_dim = pooled = video + audio + text
         bottleneck = width(o.bottleneck_dim)
         self.feature_conv = nn.Sequential(*block(pooled, pooled, drop(0.2)))
@@ -238,7 +238,7 @@ class MultimodalAutoencoder(Autoencoder):
         video_frames_per_tr=19,
         **more,
     ):
-        options = given(locals())
+        options = constructor_options(locals())
         self.decoder_hidden_dim = options.pop("decoder_hidden_dim")  # the original takes it and does not use it
         o = checked(HeadOptions, options, type(self).__name__)
         super().__init__(o)

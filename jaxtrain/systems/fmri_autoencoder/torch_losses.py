@@ -33,15 +33,15 @@ def matched(kind: str, prediction: torch.Tensor, target: torch.Tensor) -> tuple[
 
 def internal_losses(outputs: Mapping, targets: Sequence, fmri, reconstruction_weight: float, fmri_weight: float):
     """Return the model's own training-mode losses: plain mean squared errors, and the weighted `total_loss`."""
-    found = {}
+    losses = {}
     for kind, target in zip(MODALITIES, targets, strict=True):
-        found[f"{kind}_loss"] = functional.mse_loss(*matched(kind, outputs[f"{kind}_recon"], target))
-    found["reconstruction_loss"] = sum(found.values())
-    total = reconstruction_weight * found["reconstruction_loss"]
+        losses[f"{kind}_loss"] = functional.mse_loss(*matched(kind, outputs[f"{kind}_recon"], target))
+    losses["reconstruction_loss"] = sum(losses.values())
+    total = reconstruction_weight * losses["reconstruction_loss"]
     if fmri is not None:
-        found["fmri_loss"] = functional.mse_loss(wide(outputs["predicted_fmri"]), wide(fmri))
-        total = total + fmri_weight * found["fmri_loss"]
-    return {**found, "total_loss": total}
+        losses["fmri_loss"] = functional.mse_loss(wide(outputs["predicted_fmri"]), wide(fmri))
+        total = total + fmri_weight * losses["fmri_loss"]
+    return {**losses, "total_loss": total}
 
 
 def tensors_among(values: Any) -> bool:
@@ -160,8 +160,8 @@ class CombinedAutoEncoderLoss(_Criterion):
         total = self.reconstruction_weight * reconstruction
         if fmri_target is not None:
             value = self.fmri_loss(outputs["predicted_fmri"], fmri_target)
-            value, own = value if isinstance(value, tuple) else (value, {})
-            parts = {**parts, "fmri_loss": value, **own}
+            value, fmri_parts = value if isinstance(value, tuple) else (value, {})
+            parts = {**parts, "fmri_loss": value, **fmri_parts}
             total = total + self.fmri_weight * value
         return total, {**parts, "total_loss": total}
 

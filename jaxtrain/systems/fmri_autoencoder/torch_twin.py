@@ -17,8 +17,8 @@ def build(config) -> nn.Module:
 
 
 def call(module, batch) -> dict[str, torch.Tensor]:
-    found = module(batch["video"], batch["audio"], batch["text"])
-    return {name: found[name] for name in OUTPUTS}
+    result = module(batch["video"], batch["audio"], batch["text"])
+    return {name: result[name] for name in OUTPUTS}
 
 
 def inputs(batch, config) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ def open_volume(path):
     return image
 
 
-def own_mask(volume: np.ndarray) -> np.ndarray:
+def scan_mask(volume: np.ndarray) -> np.ndarray:
     """Return voxels whose spread over time exceeds the 10th percentile of all that vary, bool [x, y, z]."""
     spread = volume[..., :MASK_VOLUMES].std(-1)
     varying = spread[spread > 0]

@@ -116,10 +116,10 @@ def listed_classes(path: str | pathlib.Path | None, folder: pathlib.Path) -> tup
     Raises UserError if the list is needed and unset, or cannot be read.
     """
     if path is None:
-        found = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
-        if found != 100:
+        count = sum(entry.is_dir() for entry in folder.iterdir()) if folder.is_dir() else 100
+        if count != 100:
             raise UserError(
-                f"{folder}: holds {found} class folders, so data.dataset=imagenet100 needs data.class_list, a file "
+                f"{folder}: holds {count} class folders, so data.dataset=imagenet100 needs data.class_list, a file "
                 "with the names of its 100, one per line"
             )
         return None
@@ -212,5 +212,5 @@ class WithMasks:
             rng=rng,
         )(1)
         local = [drawn["local_masks"][f"crop_{i}"] for i in range(augmentation.local_crops)]
-        found = {"mask": drawn["global_masks"].values()} | ({"mask_local": local} if local else {})
-        return {name: np.concatenate([training_mask(crop) for crop in crops]) for name, crops in found.items()}
+        masks = {"mask": drawn["global_masks"].values()} | ({"mask_local": local} if local else {})
+        return {name: np.concatenate([training_mask(crop) for crop in crops]) for name, crops in masks.items()}

@@ -95,8 +95,8 @@ def jitter(image, key, strength: float):
         lambda x: shift_hue(x, turn),
     ]
     order = jax.random.permutation(order_key, 4)
-    for place in range(4):
-        image = jnp.clip(jax.lax.switch(order[place], changes, image), 0, 1)
+    for position in range(4):
+        image = jnp.clip(jax.lax.switch(order[position], changes, image), 0, 1)
     return image
 
 

@@ -33,12 +33,12 @@ def blocks_of(masking) -> Blocks:
 def block_union(key, rows: int, columns: int, blocks: Blocks) -> jax.Array:
     """Return the union of random blocks on the grid, bool [rows, columns]."""
 
-    def place(occupied, candidates):
+    def put(occupied, candidates):
         free = ~(candidates & occupied).any((1, 2))
         free = free.at[-1].set(True)  # the fallback may overlap
         return occupied | candidates[jnp.argmax(free)], None
 
-    return jax.lax.scan(place, jnp.zeros((rows, columns), bool), _candidates(key, rows, columns, blocks))[0]
+    return jax.lax.scan(put, jnp.zeros((rows, columns), bool), _candidates(key, rows, columns, blocks))[0]
 
 
 def _candidates(key, rows: int, columns: int, blocks: Blocks):
@@ -54,10 +54,10 @@ def _candidates(key, rows: int, columns: int, blocks: Blocks):
     height, width = jnp.clip(height, 1, rows), jnp.clip(width, 1, columns)
     height = height.at[:, -1].set(max(1, rows // blocks.divisor))
     width = width.at[:, -1].set(max(1, columns // blocks.divisor))
-    top, left = jnp.floor(tops * (rows - height + 1)), jnp.floor(lefts * (columns - width + 1))
+    top, start = jnp.floor(tops * (rows - height + 1)), jnp.floor(lefts * (columns - width + 1))
     row, column = jnp.arange(rows), jnp.arange(columns)
     inside_rows = (row >= top[..., None]) & (row < (top + height)[..., None])
-    inside_columns = (column >= left[..., None]) & (column < (left + width)[..., None])
+    inside_columns = (column >= start[..., None]) & (column < (start + width)[..., None])
     return inside_rows[..., :, None] & inside_columns[..., None, :]
 
 

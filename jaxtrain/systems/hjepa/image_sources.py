@@ -40,13 +40,13 @@ class ImageFolder:
     classes: tuple[str, ...] | None = None
 
     def __post_init__(self):
-        found = sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
-        if not found:
+        folders = sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
+        if not folders:
             raise NoImages(f"{self.folder}: no class folders; wanted {self.folder}/<class>/<image file>")
-        missing = sorted(set(self.classes or ()) - set(found))
+        missing = sorted(set(self.classes or ()) - set(folders))
         if missing:
             raise UserError(f"{self.folder}: {len(missing)} classes of the list are missing, first {missing[0]}")
-        names = found if self.classes is None else sorted(self.classes)
+        names = folders if self.classes is None else sorted(self.classes)
         samples = [
             (path, label)
             for label, name in enumerate(names)
@@ -115,10 +115,10 @@ class ReadCrops:
 
     def __call__(self, image, index: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng([self.seed, getattr(index, "epoch", 0), int(index)])
-        found = {"image": np.stack([self.large(image, rng) for _ in range(self.global_crops)])}
+        crops = {"image": np.stack([self.large(image, rng) for _ in range(self.global_crops)])}
         if self.local_crops:
-            found["image_local"] = np.stack([self.small(image, rng) for _ in range(self.local_crops)])
-        return found
+            crops["image_local"] = np.stack([self.small(image, rng) for _ in range(self.local_crops)])
+        return crops
 
 
 def item(pixels, label: int) -> dict:
@@ -234,7 +234,7 @@ class Mixture:
         if self.strategy == "balanced":
             pairs = [(number, index) for number in range(len(sizes)) for index in range(min(sizes))]
             order = np.random.default_rng(self.seed).permutation(len(pairs))
-            pairs = [pairs[place] for place in order]
+            pairs = [pairs[position] for position in order]
         else:
             pairs = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
         object.__setattr__(self, "pairs", pairs)
@@ -246,11 +246,11 @@ class Mixture:
     def __getitem__(self, index: int) -> dict:
         epoch = getattr(index, "epoch", 0)
         if self.strategy != "weighted":
-            number, place = self.pairs[index]  # pyright: ignore[reportAttributeAccessIssue]
+            number, row = self.pairs[index]  # pyright: ignore[reportAttributeAccessIssue]
         else:
             rng = np.random.default_rng([self.seed, epoch, int(index)])
             share = np.asarray(self.weights, float) / sum(self.weights)
             share = share ** (1 / self.temperature)
             number = int(rng.choice(len(self.sources), p=share / share.sum()))
-            place = int(rng.integers(self.sizes[number]))  # pyright: ignore[reportAttributeAccessIssue]
-        return self.sources[number][SampleIndex.of(place, epoch)] | {"dataset": number}
+            row = int(rng.integers(self.sizes[number]))  # pyright: ignore[reportAttributeAccessIssue]
+        return self.sources[number][SampleIndex.of(row, epoch)] | {"dataset": number}

@@ -123,9 +123,9 @@ def halves(features, rows=None):
     order = jnp.argsort(~rows, stable=True)
     count = rows.sum()
     pairs = jnp.where(count == 1, 1, count // 2)
-    place = jnp.arange(max(half, 1))
-    second = jnp.where(count == 1, place, jnp.minimum(place + pairs, size - 1))
-    return features[order[place]], features[order[second]], place < pairs
+    position = jnp.arange(max(half, 1))
+    second = jnp.where(count == 1, position, jnp.minimum(position + pairs, size - 1))
+    return features[order[position]], features[order[second]], position < pairs
 
 
 def combined(
@@ -143,24 +143,24 @@ def combined(
     weights = level_weights(vicreg_weight, len(compared.predictions))
     if compared.context is not None:
         first, second, keep = halves(compared.context, compared.rows)
-        found = vicreg(first, second, keep=keep, **vicreg_options)
-        extra = weights[0] * found["loss"]
-        terms["vicreg_encoder"] = found["loss"]
-        terms |= {f"vicreg_{name}": found[f"{name}_loss"] for name in ("invariance", "variance", "covariance")}
+        regularizer = vicreg(first, second, keep=keep, **vicreg_options)
+        extra = weights[0] * regularizer["loss"]
+        terms["vicreg_encoder"] = regularizer["loss"]
+        terms |= {f"vicreg_{name}": regularizer[f"{name}_loss"] for name in ("invariance", "variance", "covariance")}
     elif apply_vicreg_per_level:
         extra = jnp.zeros(())
         for level, weight in enumerate(weights):
             first, second, keep = _level_views(compared, level, vicreg_on_targets)
-            found = vicreg(first, second, keep=keep, **vicreg_options)
-            extra = extra + weight * found["loss"]
-            terms[f"vicreg_h{level}"] = found["loss"]
+            regularizer = vicreg(first, second, keep=keep, **vicreg_options)
+            extra = extra + weight * regularizer["loss"]
+            terms[f"vicreg_h{level}"] = regularizer["loss"]
             for name in ("invariance", "variance", "covariance"):
-                terms[f"vicreg_{name}_h{level}"] = found[f"{name}_loss"]
+                terms[f"vicreg_{name}_h{level}"] = regularizer[f"{name}_loss"]
     else:
         first, second, keep = _level_views(compared, len(weights) - 1, vicreg_on_targets)
-        found = vicreg(first, second, keep=keep, **vicreg_options)
-        extra = weights[-1] * found["loss"]
-        terms |= {f"vicreg_{name}": value for name, value in found.items()}  # so vicreg_loss is unweighted here
+        regularizer = vicreg(first, second, keep=keep, **vicreg_options)
+        extra = weights[-1] * regularizer["loss"]
+        terms |= {f"vicreg_{name}": value for name, value in regularizer.items()}  # so vicreg_loss is unweighted here
     return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
 
@@ -182,10 +182,10 @@ def hierarchical_combined(
     extra, terms = jnp.zeros(()), {}
     for level, (weight, options) in enumerate(zip(weights, vicreg_configs, strict=True)):
         first, second, keep = _level_views(compared, level, False)
-        found = vicreg(first, second, keep=keep, **options)
-        extra = extra + weight * found["loss"]
-        terms[f"vicreg_h{level}"] = found["loss"]
-        terms |= {f"vicreg_{name}_h{level}": value for name, value in found.items() if name != "loss"}
+        regularizer = vicreg(first, second, keep=keep, **options)
+        extra = extra + weight * regularizer["loss"]
+        terms[f"vicreg_h{level}"] = regularizer["loss"]
+        terms |= {f"vicreg_{name}_h{level}": value for name, value in regularizer.items() if name != "loss"}
     return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
 
 
@@ -218,7 +218,7 @@ def contrastive(
 ) -> Terms:
     """Return C-JEPA: H-JEPA plus NT-Xent between the class tokens of two views [batch, 1 + token, width]."""
     base = hjepa(compared, **jepa)
-    found = ntxent(
+    terms = ntxent(
         view_i[:, 0],
         view_j[:, 0],
         temperature=temperature,
@@ -226,12 +226,12 @@ def contrastive(
         keep=compared.rows,
     )
     return base | {
-        "loss": jepa_weight * base["loss"] + contrastive_weight * found["loss"],
+        "loss": jepa_weight * base["loss"] + contrastive_weight * terms["loss"],
         "jepa_loss": base["loss"],
-        "contrastive_loss": found["loss"],
-        "contrastive_accuracy": found["accuracy"],
-        "contrastive_pos_sim": found["positive_similarity"],
-        "contrastive_neg_sim": found["negative_similarity"],
+        "contrastive_loss": terms["loss"],
+        "contrastive_accuracy": terms["accuracy"],
+        "contrastive_pos_sim": terms["positive_similarity"],
+        "contrastive_neg_sim": terms["negative_similarity"],
     }
 
 
@@ -331,7 +331,7 @@ def _per_level(function, weights, detach_targets: bool, options: dict, compared:
         target = jax.lax.stop_gradient(target) if detach_targets else target
         arguments = (compared.directions,) if function is sigreg else ()
         keep = None if mask is None else mask.reshape(-1)
-        found = function(prediction, target, *arguments, keep=keep, **options)
-        total = total + weight * found["loss"]
-        terms |= {f"{name}_h{level}": value for name, value in found.items()}
+        level_terms = function(prediction, target, *arguments, keep=keep, **options)
+        total = total + weight * level_terms["loss"]
+        terms |= {f"{name}_h{level}": value for name, value in level_terms.items()}
     return terms | {"loss": total}

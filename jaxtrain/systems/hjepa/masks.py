@@ -37,16 +37,16 @@ class BlockSampler:
             area = area * (self.rows * self.columns)
             height = int(round(np.sqrt(area / aspect)))
             width = int(round(height * aspect))
-            block = self._place(min(max(height, 1), self.rows), min(max(width, 1), self.columns))
+            block = self._draw_block(min(max(height, 1), self.rows), min(max(width, 1), self.columns))
             if occupied is None or not (block & occupied).any():
                 return block
-        return self._place(max(1, self.rows // self.divisor), max(1, self.columns // self.divisor))
+        return self._draw_block(max(1, self.rows // self.divisor), max(1, self.columns // self.divisor))
 
-    def _place(self, height: int, width: int) -> np.ndarray:
+    def _draw_block(self, height: int, width: int) -> np.ndarray:
         top = self.rng.randint(0, self.rows - height + 1)
-        left = self.rng.randint(0, self.columns - width + 1)
+        column = self.rng.randint(0, self.columns - width + 1)
         block = np.zeros((self.rows, self.columns), bool)
-        block[top : top + height, left : left + width] = True
+        block[top : top + height, column : column + width] = True
         return block
 
     def batch(self, size: int, num_targets: int, target_scale: Range, context_scale: Range):

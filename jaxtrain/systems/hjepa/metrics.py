@@ -24,17 +24,17 @@ def in_step(context, target, valid) -> dict[str, jax.Array]:
     covariance, at most the batch size.
     """
     weight = valid.astype(jnp.float32) / jnp.maximum(valid.sum(), 1)
-    found = {}
+    values = {}
     for name, tokens in (("context", context), ("target", target)):
         tokens = jax.lax.stop_gradient(tokens).astype(jnp.float32)
         rows = tokens.mean(1)
         centred = (rows - weight @ rows) * jnp.sqrt(weight)[:, None]
-        found[f"{name}_std"] = jnp.sqrt(jnp.square(centred).sum(0)).mean()
-        found[f"{name}_norm"] = (weight * jnp.linalg.norm(tokens, axis=-1).mean(1)).sum()
+        values[f"{name}_std"] = jnp.sqrt(jnp.square(centred).sum(0)).mean()
+        values[f"{name}_norm"] = (weight * jnp.linalg.norm(tokens, axis=-1).mean(1)).sum()
         if name == "target":
             gram = centred @ centred.T
-            found["target_directions"] = jnp.square(jnp.trace(gram)) / jnp.maximum(jnp.square(gram).sum(), 1e-30)
-    return found
+            values["target_directions"] = jnp.square(jnp.trace(gram)) / jnp.maximum(jnp.square(gram).sum(), 1e-30)
+    return values
 
 
 def eval_statistics(outputs, batch, config) -> Statistics:
@@ -56,30 +56,30 @@ def after_evaluation(features: np.ndarray, labels: np.ndarray, probe) -> dict[st
     features = np.asarray(features, np.float64)
     if len(features) < 2 or not np.isfinite(features).all():
         return {"collapsed": float(not np.isfinite(features).all())}
-    found_rank = rank(features)
+    spectrum = rank(features)
     deviation = float(features.std(0).mean())
-    collapsed = found_rank["rank_ratio"] < probe.collapse_rank_ratio or deviation < probe.collapse_std
+    collapsed = spectrum["rank_ratio"] < probe.collapse_rank_ratio or deviation < probe.collapse_std
     if collapsed:
         warnings.warn(
-            f"features have collapsed or are about to: effective rank {found_rank['effective_rank']:.2f} of "
-            f"{found_rank['feature_dim']} (limit {probe.collapse_rank_ratio:g} of it), standard deviation over images "
+            f"features have collapsed or are about to: effective rank {spectrum['effective_rank']:.2f} of "
+            f"{spectrum['feature_dim']} (limit {probe.collapse_rank_ratio:g} of it), standard deviation over images "
             f"{deviation:.2g} (limit {probe.collapse_std:g}). Use an EMA target (model.use_target_encoder), a "
             "regulariser (loss.type: hjepa_sigreg or combined), or a lower optim.lr",
             CollapseWarning,
             stacklevel=2,
         )
-    found = {
-        "effective_rank": found_rank["effective_rank"],
-        "rank_ratio": found_rank["rank_ratio"],
+    values = {
+        "effective_rank": spectrum["effective_rank"],
+        "rank_ratio": spectrum["rank_ratio"],
         "feature_std": deviation,
         "collapsed": float(collapsed),
     }
     known = np.asarray(labels) >= 0
     if known.sum() > 2 and len(np.unique(labels[known])) > 1:
         x, y = features[known][:JUDGED_ROWS], np.asarray(labels)[known][:JUDGED_ROWS]
-        found["knn_accuracy"] = leave_one_out(x, y, probe)
-        found["probe_accuracy"] = ridge_folds(x, y)
-    return found
+        values["knn_accuracy"] = leave_one_out(x, y, probe)
+        values["probe_accuracy"] = ridge_folds(x, y)
+    return values
 
 
 def leave_one_out(features: np.ndarray, labels: np.ndarray, probe) -> float:
@@ -103,13 +103,13 @@ def ridge_folds(features: np.ndarray, labels: np.ndarray, folds: int = 5, penalt
     """Return the cross-validated accuracy in percent of a closed-form linear probe (ridge regression on classes)."""
     x = (features - features.mean(0)) / (features.std(0) + 1e-8)
     x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
-    wanted = np.eye(int(labels.max()) + 1)[labels]
+    one_hot = np.eye(int(labels.max()) + 1)[labels]
     fold = np.random.default_rng(0).permutation(len(x)) % folds
     hits = 0
     for held in range(folds):
         train, test = fold != held, fold == held
         gram = x[train].T @ x[train] + penalty * train.sum() * np.eye(x.shape[1])
-        weights = np.linalg.solve(gram, x[train].T @ wanted[train])
+        weights = np.linalg.solve(gram, x[train].T @ one_hot[train])
         hits += int(((x[test] @ weights).argmax(1) == labels[test]).sum())
     return 100 * hits / len(x)
 
@@ -194,18 +194,16 @@ def isotropy(features: np.ndarray) -> dict[str, float]:
 def quality(features: np.ndarray, pooling: str = "mean") -> dict[str, dict]:
     """Return rank, statistics, isotropy and collapse flags of features [sample, (token,) width]."""
     x = pooled(np.asarray(features), pooling)
-    found = {"rank": rank(x), "statistics": spread(x), "isotropy": isotropy(x)}
-    return found | {"collapse": collapse(found["rank"], found["statistics"])}
+    results = {"rank": rank(x), "statistics": spread(x), "isotropy": isotropy(x)}
+    return results | {"collapse": collapse(results["rank"], results["statistics"])}
 
 
-def collapse(
-    found_rank: dict, statistics: dict, rank_ratio: float = 0.1, mean_variance: float = 0.01
-) -> dict[str, bool]:
+def collapse(spectrum: dict, statistics: dict, rank_ratio: float = 0.1, mean_variance: float = 0.01) -> dict[str, bool]:
     """Return which limits the results of `rank` and `spread` fall below, and `any_collapse`."""
     flags = {
-        "rank_collapse": found_rank["rank_ratio"] < rank_ratio,
+        "rank_collapse": spectrum["rank_ratio"] < rank_ratio,
         "variance_collapse": statistics["mean_variance"] < mean_variance,
-        "dimension_collapse": found_rank["n_components_99"] < 0.1 * found_rank["feature_dim"],
+        "dimension_collapse": spectrum["n_components_99"] < 0.1 * spectrum["feature_dim"],
     }
     return flags | {"any_collapse": any(flags.values())}
 
@@ -225,11 +223,11 @@ def collapse_metrics(context: np.ndarray, target: np.ndarray) -> dict[str, float
 
     As in the original, the rank is left out if features are not finite.
     """
-    found = {}
+    values = {}
     for name, features in (("context", context), ("target", target)):
         rows = np.asarray(features).reshape(len(features), -1)
-        found[f"{name}_std"] = float(rows.std(ddof=1))
-        found[f"{name}_norm"] = float(np.linalg.norm(rows, axis=1).mean())
+        values[f"{name}_std"] = float(rows.std(ddof=1))
+        values[f"{name}_norm"] = float(np.linalg.norm(rows, axis=1).mean())
         if np.isfinite(rows).all():
-            found[f"{name}_eff_rank"] = batch_rank(rows)
-    return found
+            values[f"{name}_eff_rank"] = batch_rank(rows)
+    return values

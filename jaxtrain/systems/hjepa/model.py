@@ -192,15 +192,15 @@ class HJEPA(nnx.Module):
         targets = self.encode_target(images, rngs)
         positions = self.context_encoder.vit.positions(images.shape[-1] // self.patch_size)
         predicted = self.predictor(context[:, 1:], masked.indices, positions, masked.present(), rngs=rngs)
-        wanted = gather(targets[:, 1:], masked.indices)
+        masked_targets = gather(targets[:, 1:], masked.indices)
         predictions = self.project(predicted, masked, valid, rngs)  # first, as both update the batch statistics
-        return Outputs(predictions, self.project(wanted, masked, valid, rngs), masked, context, targets)
+        return Outputs(predictions, self.project(masked_targets, masked, valid, rngs), masked, context, targets)
 
     def encode_context(self, images, mask=None, masked: Masked | None = None, rngs=None):
         """Return the context tokens; masked patches are blanked, or left out if `drop_masked`."""
         if self.drop_masked and masked is not None:
-            kept = mask.shape[1] - masked.indices.shape[1]
-            keep = jnp.argsort(mask, axis=1, stable=True)[:, :kept]
+            visible = mask.shape[1] - masked.indices.shape[1]
+            keep = jnp.argsort(mask, axis=1, stable=True)[:, :visible]
             return self.context_encoder(images, keep=keep, rngs=rngs)
         return self.context_encoder(images, mask, rngs=rngs)
 

@@ -55,8 +55,8 @@ class PreviousWeights(nnx.Module):
         self.values = nnx.List([Carry(value[...]) for value in parameters_by_key(encoder)])
 
     def take(self, encoder: nnx.Module) -> None:
-        for kept, value in zip(self.values, parameters_by_key(encoder), strict=True):
-            kept.set_value(value[...])
+        for previous, value in zip(self.values, parameters_by_key(encoder), strict=True):
+            previous.set_value(value[...])
 
 
 def is_trainable(key: str, config) -> bool:

@@ -193,26 +193,6 @@ def sigreg(
     }
 
 
-def hybrid(
-    a, b, directions, *, vicreg_weight: float, sigreg_weight: float, vicreg_options=None, sigreg_options=None
-) -> Terms:
-    """Return vicreg_weight * VICReg + sigreg_weight * SIGReg of the same views.
-
-    As in the original, sigreg_weight also multiplies the statistic inside SIGReg.
-    """
-    first = vicreg(a, b, **(vicreg_options or {}))
-    second = sigreg(a, b, directions, **({"sigreg_weight": sigreg_weight} | (sigreg_options or {})))
-    return {
-        "loss": vicreg_weight * first["loss"] + sigreg_weight * second["loss"],
-        "vicreg_loss": first["loss"],
-        "sigreg_loss": second["loss"],
-        "invariance_loss": first["invariance_loss"],
-        "variance_loss": first["variance_loss"],
-        "covariance_loss": first["covariance_loss"],
-        "sigreg_regularization": second["sigreg_loss"],
-    }
-
-
 def ntxent(a, b, *, temperature: float = 0.1, use_cosine_similarity: bool = True, keep=None) -> Terms:
     """Return the normalised temperature-scaled cross-entropy in nats: rows i of a and b attract, all others repel.
 

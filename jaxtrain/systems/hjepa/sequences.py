@@ -45,12 +45,12 @@ class SequenceFiles:
 
     def __post_init__(self):
         lengths = {path: len(np.asarray(files.read(path)["actions"])) for path in sorted(self.folder.glob("*.pt"))}
-        kept = {path: length for path, length in lengths.items() if length >= self.seq_len}
-        if not kept:
+        long_enough = {path: length for path, length in lengths.items() if length >= self.seq_len}
+        if not long_enough:
             raise UserError(f"{self.folder}: {len(lengths)} .pt files, none with {self.seq_len} steps or more")
         windows = [
             (path, start)
-            for path, length in kept.items()
+            for path, length in long_enough.items()
             for start in ([None] if self.random_window else range(length - self.seq_len + 1))
         ]
         object.__setattr__(self, "windows", windows)
@@ -78,11 +78,11 @@ def moving_square(items: int, steps: int, size: int, action_dim: int, seed: int)
     side = max(1, size // 4)
     pushes = np.zeros((items, steps, 2), np.float32)
     pushes[..., : min(2, action_dim)] = actions[..., :2]
-    place = rng.uniform(0, size - side, (items, 2))
+    start = rng.uniform(0, size - side, (items, 2))
     frames = np.zeros((items, steps, 3, size, size), np.float32)
     for step in range(steps):
         for item in range(items):
-            top, left = np.round(place[item]).astype(int)
-            frames[item, step, :, top : top + side, left : left + side] = 1
-        place = np.clip(place + pushes[:, step] * side, 0, size - side)
+            top, column = np.round(start[item]).astype(int)
+            frames[item, step, :, top : top + side, column : column + side] = 1
+        start = np.clip(start + pushes[:, step] * side, 0, size - side)
     return ArraySource({"frames": frames, "actions": actions})

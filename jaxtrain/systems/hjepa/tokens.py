@@ -86,8 +86,8 @@ def interpolate(x, count_in, count_out, length: int):
     """
     count_in, count_out = (jnp.broadcast_to(jnp.asarray(c), x.shape[:1])[:, None] for c in (count_in, count_out))
     scale = count_in.astype(jnp.float32) / jnp.maximum(count_out, 1).astype(jnp.float32)
-    place = jnp.maximum((jnp.arange(length) + 0.5) * scale - 0.5, 0.0)
+    position = jnp.maximum((jnp.arange(length) + 0.5) * scale - 0.5, 0.0)
     last = jnp.maximum(count_in - 1, 0)
-    low = jnp.minimum(place.astype(jnp.int32), last)
-    share = (place - low)[..., None].astype(x.dtype)
+    low = jnp.minimum(position.astype(jnp.int32), last)
+    share = (position - low)[..., None].astype(x.dtype)
     return gather(x, low) * (1 - share) + gather(x, jnp.minimum(low + 1, last)) * share

@@ -127,8 +127,8 @@ class HJEPA(nn.Module):
         targets = self.encode_target(images)
         positions = self.context_encoder.vit.pos_embed[:, 1:]
         predicted = self.predictor(context[:, 1:], indices, positions)
-        wanted = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
-        return self.project(predicted), self.project(wanted), context, targets
+        masked_targets = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
+        return self.project(predicted), self.project(masked_targets), context, targets
 
     def encode_target(self, images):
         if not self.has_target:

@@ -147,9 +147,9 @@ class VisionTransformer(nn.Module):
             return None
         half = self.size.embed_dim // self.size.num_heads // 2
         frequencies = 1.0 / self.rope_theta ** (torch.arange(0, half, 2, device=x.device) / half)
-        place = torch.arange(self.grid, device=x.device, dtype=frequencies.dtype)
-        rows = torch.outer(place.repeat_interleave(self.grid), frequencies)
-        columns = torch.outer(place.repeat(self.grid), frequencies)
+        position = torch.arange(self.grid, device=x.device, dtype=frequencies.dtype)
+        rows = torch.outer(position.repeat_interleave(self.grid), frequencies)
+        columns = torch.outer(position.repeat(self.grid), frequencies)
         angles = torch.cat([rows, columns], dim=1).to(x.dtype)[None]
         if keep is not None:
             angles = angles[0][keep]

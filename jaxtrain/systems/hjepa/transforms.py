@@ -27,8 +27,8 @@ def resize_shorter(image: Image.Image, size: int) -> Image.Image:
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
     width, height = image.size
-    left, top = int(round((width - size) / 2)), int(round((height - size) / 2))
-    return image.crop((left, top, left + size, top + size))
+    x, top = int(round((width - size) / 2)), int(round((height - size) / 2))
+    return image.crop((x, top, x + size, top + size))
 
 
 def to_array(image: Image.Image) -> np.ndarray:
@@ -87,21 +87,21 @@ def crop_box(size: tuple[int, int], scale, rng, ratio=(3 / 4, 4 / 3)) -> tuple[i
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = int(round(math.sqrt(area * aspect))), int(round(math.sqrt(area / aspect)))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
-            return left, top, left + w, top + h
+            x, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+            return x, top, x + w, top + h
     shape = width / height
     w = int(round(height * ratio[1])) if shape > ratio[1] else width
     h = int(round(width / ratio[0])) if shape < ratio[0] else height
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
+    x, top = (width - w) // 2, (height - h) // 2
+    return x, top, x + w, top + h
 
 
 def jitter(image: Image.Image, strength: float, rng) -> Image.Image:
     """Change brightness, contrast, saturation, hue by random factors in random order, as torchvision's ColorJitter."""
     enhancers = [(ImageEnhance.Brightness, 0.4), (ImageEnhance.Contrast, 0.4), (ImageEnhance.Color, 0.2)]
-    for place in rng.permutation(4):
-        if place < 3:
-            enhancer, share = enhancers[place]
+    for kind in rng.permutation(4):
+        if kind < 3:
+            enhancer, share = enhancers[kind]
             bound = share * strength
             image = enhancer(image).enhance(rng.uniform(max(0, 1 - bound), 1 + bound))
         else:

@@ -37,19 +37,19 @@ def views_of(model, batch, config, rngs) -> list[View]:
             f"data.augmentation.local_size: a crop of {small} pixels holds no patch of {patch}; raise it, or lower "
             "model.vit.patch_size"
         )
-    found, first = [], 0
+    views, first = [], 0
     for suffix, count, side, scale in (
         ("", crops.global_crops, size, crops.crop_scale),
         ("_local", crops.local_crops, small, crops.local_scale),
     ):
         if count:
-            keys = [crop_keys(given, first, count) for given in (image_keys, mask_keys)]
+            keys = [crop_keys(sample, first, count) for sample in (image_keys, mask_keys)]
             images = _crops(batch, suffix, count, keys[0], side, scale, crops)
             mask = batch.get(f"mask{suffix}")
             mask = None if mask is None else mask.reshape(len(images), -1)
-            found.append(_view(model, config, images, mask, keys[1], jnp.repeat(batch["valid"], count), count))
+            views.append(_view(model, config, images, mask, keys[1], jnp.repeat(batch["valid"], count), count))
         first += count
-    return found
+    return views
 
 
 def several_crops(config) -> bool:
@@ -79,8 +79,8 @@ def crop_keys(keys, first: int, count: int):
 def _crops(batch, suffix: str, count: int, keys, side: int, scale, augmentation: AugmentationConfig):
     """Return the loader's crops if it cuts them, else cut them here from one image per sample."""
     if augmentation.where == "loader":
-        given = batch[f"image{suffix}"]
-        return device_images.prepare(given.reshape(-1, *given.shape[-3:]), side)
+        crops = batch[f"image{suffix}"]
+        return device_images.prepare(crops.reshape(-1, *crops.shape[-3:]), side)
     images, flip, color = batch["image"], augmentation.horizontal_flip, augmentation.color_jitter
     if images.dtype != jnp.uint8 and (count > 1 or suffix):
         raise UserError(

@@ -3,8 +3,6 @@
 Source: the world-model family of the torch original (docs/hjepa.md); conditioning as in DiT (Peebles & Xie 2023).
 """
 
-import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -198,8 +196,8 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
     """
     valid = batch["valid"]
     outputs = model(batch["frames"], batch["actions"], rngs, valid)
-    wanted = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
-    errors = jnp.square(outputs.prediction_inputs.astype(jnp.float32) - wanted).mean((1, 2))
+    targets = jax.lax.stop_gradient(outputs.target_embeddings).astype(jnp.float32)
+    errors = jnp.square(outputs.prediction_inputs.astype(jnp.float32) - targets).mean((1, 2))
     weight = valid.sum().astype(jnp.float32)
     prediction = jnp.where(valid, errors, 0).sum() / jnp.maximum(weight, 1)
     rows = outputs.embeddings.reshape(-1, outputs.embeddings.shape[-1]).astype(jnp.float32)
@@ -214,8 +212,8 @@ def loss(model: LeWorldModel, batch, config, rngs) -> Loss:
 
 def outputs(model: LeWorldModel, batch):
     """Return embeddings and predictions, float [batch, step, width]."""
-    found = model(batch["frames"], batch["actions"])
-    return {"embeddings": found.embeddings, "predictions": found.predictions}
+    result = model(batch["frames"], batch["actions"])
+    return {"embeddings": result.embeddings, "predictions": result.predictions}
 
 
 def eval_statistics(outputs, batch, config) -> Statistics:
@@ -254,45 +252,3 @@ def rollout(predictor, start, actions):
 def goal_distance(trajectory, goal):
     """Return the squared distance of the last state to the goal: [plan]."""
     return jnp.square(trajectory[:, -1] - goal).sum(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class CEMPlanner:
-    """Cross-entropy-method planner: sample plans, keep the cheapest, refit a normal distribution to them, repeat.
-
-    encoder: frames [batch, channel, S, S] -> [batch, width]; predictor: (embeddings, actions) -> embeddings, both in
-    evaluation mode. low, high: bounds of every action. cost_fn: (trajectory [plan, step, width], goal) -> [plan].
-    Source: Rubinstein 1999.
-    """
-
-    encoder: Callable
-    predictor: Callable
-    action_dim: int
-    horizon: int = 10
-    num_samples: int = 300
-    num_elites: int = 30
-    num_iterations: int = 30
-    low: float = -1.0
-    high: float = 1.0
-    cost_fn: Callable = goal_distance
-
-    def plan(self, frame, goal_frame, key, return_plan: bool = False):
-        """Return the first action [action] towards goal_frame, or with return_plan the whole plan [step, action].
-
-        frame, goal_frame: [channel, S, S]. key: a jax.random key.
-        """
-        start, goal = self.encoder(jnp.stack([frame, goal_frame]))
-        shape = (self.horizon, self.action_dim)
-        mean = jnp.full(shape, (self.low + self.high) / 2)
-        std = jnp.full(shape, (self.high - self.low) / 2)
-
-        def improve(carry, key):
-            mean, std = carry
-            noise = jax.random.normal(key, (self.num_samples, *shape))
-            plans = jnp.clip(mean + std * noise, self.low, self.high)
-            costs = self.cost_fn(rollout(self.predictor, start, plans), goal)
-            elites = plans[jnp.argsort(costs)[: self.num_elites]]
-            return (elites.mean(0), jnp.maximum(elites.std(0, ddof=1), 1e-3)), costs.min()
-
-        (mean, _), _ = jax.lax.scan(improve, (mean, std), jax.random.split(key, self.num_iterations))
-        return mean if return_plan else mean[0]

@@ -43,9 +43,9 @@ class BackboneConfig:
         return self.hidden_size
 
 
-def read_config(given: Mapping[str, Any]) -> BackboneConfig:
+def read_config(config: Mapping[str, Any]) -> BackboneConfig:
     """Return the decoder config from a config.json's content. Raises UserError for an unsupported model_type."""
-    values = {key: value for key, value in given.items() if value is not None}
+    values = {key: value for key, value in config.items() if value is not None}
     kind = values.get("model_type")
     if kind not in SUPPORTED:
         raise UserError(f"base model: model_type {kind!r} is not supported; wanted one of {', '.join(SUPPORTED)}")

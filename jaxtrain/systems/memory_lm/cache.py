@@ -75,8 +75,8 @@ class View:
         visible = jnp.arange(keys)[None, :] <= start + jnp.arange(time)[:, None]
         self.mask = visible[None, None]
         if cache is not None:
-            given = jnp.ones((batch, time), bool) if token_mask is None else token_mask
-            self.cached_mask = jax.lax.dynamic_update_slice(cache.mask, given, (0, start))
+            present = jnp.ones((batch, time), bool) if token_mask is None else token_mask
+            self.cached_mask = jax.lax.dynamic_update_slice(cache.mask, present, (0, start))
             self.mask = self.mask & self.cached_mask[:, None, None, :]
         elif token_mask is not None:
             self.mask = self.mask & token_mask[:, None, None, :]
@@ -147,8 +147,8 @@ class View:
 def _bounds(segments):
     """Return the first and the last position of each token's segment, int [batch, time] each."""
     last = segments.shape[1] - 1
-    place = jnp.arange(last + 1)
+    position = jnp.arange(last + 1)
     changed = segments[:, 1:] != segments[:, :-1]
     first_ones, last_ones = (jnp.pad(changed, ((0, 0), pad)) for pad in ((1, 0), (0, 1)))
-    starts = jax.lax.cummax(jnp.where(first_ones, place, 0), axis=1)
-    return starts, jax.lax.cummin(jnp.where(last_ones, place, last), axis=1, reverse=True)
+    starts = jax.lax.cummax(jnp.where(first_ones, position, 0), axis=1)
+    return starts, jax.lax.cummin(jnp.where(last_ones, position, last), axis=1, reverse=True)

@@ -37,7 +37,7 @@ def messages_of(row: Mapping[str, Any]) -> list | None:
 
 def _listed(column: str, value: Any) -> list:
     """Return a column of turns as a list: a list or an array of mappings, JSON text of one, or a mapping of lists."""
-    given = value
+    entries = value
     if isinstance(value, str) and value.strip():
         with contextlib.suppress(ValueError):
             value = json.loads(value)
@@ -51,7 +51,7 @@ def _listed(column: str, value: Any) -> list:
     if isinstance(value, str) and not value.strip():
         value = []
     if not isinstance(value, (list, tuple, np.ndarray)):
-        shown = reprlib.repr(given)
+        shown = reprlib.repr(entries)
         raise UserError(f"{column} of a chat row is {shown}, wanted a list of turns, {{role: ..., content: ...}} each")
     return list(value)
 
@@ -92,8 +92,8 @@ def _turn(number: int, turn: Any) -> tuple[str, str]:
 
 def _first(turn: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the first of these fields that holds something, else ""."""
-    given = (turn.get(name) for name in names)
-    return next((value for value in given if not (_is_missing(value) or (isinstance(value, str) and not value))), "")
+    values = (turn.get(name) for name in names)
+    return next((value for value in values if not (_is_missing(value) or (isinstance(value, str) and not value))), "")
 
 
 def _is_missing(value: Any) -> bool:
@@ -177,7 +177,7 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
         return transcript(conversation, tokenizer.eos_token or "")
     messages = as_messages(conversation, _reads_parts(tokenizer, conversation))
     text = _template(tokenizer, messages)
-    spans, place = [], 0
+    spans, end = [], 0
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -186,10 +186,10 @@ def render(tokenizer: Any, conversation: Sequence[tuple[str, str]], manner: str 
             spans.append((len(before), len(after.rstrip("\n"))))
         else:  # the template rewrites earlier turns: learn the content only
             said = conversation[i][1]
-            place = text.find(said, place)
-            if place >= 0 and said:
-                spans.append((place, place + len(said)))
-        place = spans[-1][1] if spans else 0
+            end = text.find(said, end)
+            if end >= 0 and said:
+                spans.append((end, end + len(said)))
+        end = spans[-1][1] if spans else 0
     return text, spans
 
 
@@ -249,7 +249,7 @@ def original_template(tokenizer: Any, messages: list, max_length: int | None):
     if not isinstance(template, str) or not ("{% generation" in template or "{%- generation" in template):
         return None
     try:
-        given = tokenizer.inner.apply_chat_template(
+        encoded = tokenizer.inner.apply_chat_template(
             messages,
             tokenize=True,
             add_generation_prompt=False,
@@ -260,6 +260,6 @@ def original_template(tokenizer: Any, messages: list, max_length: int | None):
         )
     except Exception:  # users' templates raise anything
         return None
-    ids = np.array(given["input_ids"], np.int32)
-    mask = np.array(given["assistant_masks"] if "assistant_masks" in given else given["assistant_mask"], bool)
+    ids = np.array(encoded["input_ids"], np.int32)
+    mask = np.array(encoded["assistant_masks"] if "assistant_masks" in encoded else encoded["assistant_mask"], bool)
     return (ids, np.where(mask, ids, -100).astype(np.int32)) if mask.any() else None

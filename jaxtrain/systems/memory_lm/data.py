@@ -113,8 +113,8 @@ def tokenizer_of(config):
     data = config.data
     name = data.tokenizer or config.model.tokenizer_name or config.model.base_model_name or "bytes"
     texts = lambda: training_texts(config)
-    found = load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(data))
-    return with_special_ids(found, config.model)
+    tokenizer = load_tokenizer(name, texts() if name.startswith("bpe:") else (), cache_folder(data))
+    return with_special_ids(tokenizer, config.model)
 
 
 def with_special_ids(tokenizer, model):
@@ -144,17 +144,17 @@ def training_texts(config) -> Iterator[str]:
 
 
 def cache_folder(data) -> pathlib.Path:
-    given = data.cache_dir
+    folder = data.cache_dir
     home = os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")
-    return pathlib.Path(given) if given else pathlib.Path(home) / "jaxtrain" / "tokens"
+    return pathlib.Path(folder) if folder else pathlib.Path(home) / "jaxtrain" / "tokens"
 
 
 def cached_rows(data, compat: str, tokenizer, split: str, num_samples: int | None) -> dict[str, np.ndarray]:
     """Return the rows of a split, cached on disk for every combination of dataset, tokenizer and options."""
     path = cache_folder(data) / f"rows-{_identity(data, compat, tokenizer, split, num_samples)}.npz"
     if path.is_file():
-        with np.load(path) as kept:
-            return {name: kept[name] for name in kept.files}
+        with np.load(path) as cached:
+            return {name: cached[name] for name in cached.files}
     columns = make_rows(data, compat, tokenizer, read_rows(data, split, num_samples))
     with replacing(path, shared=True) as aside, aside.open("wb") as file:
         np.savez(file, **columns)

@@ -183,7 +183,7 @@ def greedy_trace(model: nnx.Module, ids, mask, steps: int) -> Trace:
     decoder = Decoder(model)
     mask = np.asarray(mask, bool)
     prefill_logits, cache = decoder.prefill(ids, mask, ids.shape[1] + steps)
-    kept = jax.tree.map(jnp.copy, cache)
+    initial = jax.tree.map(jnp.copy, cache)
     logits, real = last_real(prefill_logits, mask), mask.sum(1)
     tokens, step_logits = [], []
     for _ in range(steps):
@@ -191,4 +191,4 @@ def greedy_trace(model: nnx.Module, ids, mask, steps: int) -> Trace:
         real = real + 1
         logits, cache = decoder.step(cache, tokens[-1], np.ones(len(ids), bool), real - 1)
         step_logits.append(logits)
-    return Trace(prefill_logits, kept, step_logits, np.stack(tokens, axis=1))
+    return Trace(prefill_logits, initial, step_logits, np.stack(tokens, axis=1))

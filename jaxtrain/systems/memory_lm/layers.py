@@ -61,8 +61,8 @@ def _scan(model, first: int, count: int, hidden, view, rngs):
 
     def body(hidden, inputs):
         key, state = inputs
-        own = None if key is None else type(rngs)(key)
-        hidden = model.plain_block(nnx.merge(graphdef, state), hidden, view, first, own)
+        layer_rngs = None if key is None else type(rngs)(key)
+        hidden = model.plain_block(nnx.merge(graphdef, state), hidden, view, first, layer_rngs)
         hidden = split_tokens(hidden)
         return hidden, hidden
 

@@ -92,13 +92,13 @@ def _by_blocks_backward(blocks, residuals, cotangent):
 _by_blocks.defvjp(_by_blocks_forward, _by_blocks_backward)
 
 
-def _block_count(vocabulary: int, wanted: int) -> int:
+def _block_count(vocabulary: int, count: int) -> int:
     """Return the first number of blocks in wanted..2 * wanted that divides the vocabulary, else `wanted`.
 
     If it divides, the weight needs no padded copy.
     """
-    wanted = min(wanted, vocabulary)
-    return next((n for n in range(wanted, 2 * wanted + 1) if vocabulary % n == 0), wanted)
+    count = min(count, vocabulary)
+    return next((n for n in range(count, 2 * count + 1) if vocabulary % n == 0), count)
 
 
 def _split(weight, blocks: int):

@@ -31,14 +31,14 @@ def columns_of(rows: Sequence[Sequence], length: int, pad_token_id: int) -> dict
         "segment_ids": np.zeros((count, length), np.int32),
     }
     for row, pieces in enumerate(rows):
-        place = 0
+        start = 0
         for number, (ids, labels) in enumerate(pieces, start=1):
-            span = slice(place, place + len(ids))
+            span = slice(start, start + len(ids))
             columns["input_ids"][row, span] = ids
             columns["labels"][row, span] = labels
             columns["position_ids"][row, span] = np.arange(len(ids))
             columns["segment_ids"][row, span] = number
-            place += len(ids)
+            start += len(ids)
     return columns
 
 

@@ -96,10 +96,10 @@ def document_mean(hidden, window: int, starts, ends):
 
 def _shares(ones, window: int, starts, ends):
     """Return each position's weight in the mean of its document's running means, float32 [batch, time]."""
-    place = jnp.arange(ones.shape[1])
+    position = jnp.arange(ones.shape[1])
     width = min(window, ones.shape[1])
-    counts = _window_sums(ones, jnp.maximum(place - width + 1, starts), place)  # positions in each running mean
-    share = _window_sums(ones / jnp.maximum(counts, 1.0), place, jnp.minimum(place + width - 1, ends)) * ones
+    counts = _window_sums(ones, jnp.maximum(position - width + 1, starts), position)  # positions in each running mean
+    share = _window_sums(ones / jnp.maximum(counts, 1.0), position, jnp.minimum(position + width - 1, ends)) * ones
     return share / jnp.maximum(_window_sums(ones, starts, ends), 1.0)
 
 
@@ -182,6 +182,6 @@ def compute_router_auxiliary_loss(
     router_losses, load_balance_coef: float = 0.01, auxiliary_coef: float = 0.0, z_loss_coef: float = 0.0
 ):
     """Return the mean of `compute_total_router_loss` over the layers that have losses; 0 if none has."""
-    given = [losses for losses in router_losses if losses]
-    totals = [compute_total_router_loss(losses, load_balance_coef, auxiliary_coef, z_loss_coef) for losses in given]
+    terms = [losses for losses in router_losses if losses]
+    totals = [compute_total_router_loss(losses, load_balance_coef, auxiliary_coef, z_loss_coef) for losses in terms]
     return sum(totals) / len(totals) if totals else jnp.float32(0)

@@ -39,25 +39,25 @@ class TextStream(SequentialSource):
         part = divided(self.dataset, count, index)
         return TextStream(part, self.encoder, self.length, self.pad_token_id, self.packing)
 
-    def _documents(self, place: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    def _documents(self, position: Mapping[str, Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
         """Yield every document with the dataset's state before it."""
-        before = place["dataset"]
+        before = position["dataset"]
         if before is not None:
             self.dataset.load_state_dict(before)
         for document in self.dataset:
             yield before, document
             before = self.dataset.state_dict()
 
-    def _padded(self, place) -> Iterator[dict[str, np.ndarray]]:
+    def _padded(self, position) -> Iterator[dict[str, np.ndarray]]:
         at_end = self.encoder.tokenizer.padding_side != "left"
-        for _, document in self._documents(place):
+        for _, document in self._documents(position):
             row = self.encoder.padded(document)
             self._place = {"dataset": self.dataset.state_dict(), "start": 0}
             yield row | ({"lengths": row["attention_mask"].sum(dtype=np.int32)} if at_end else {})
 
-    def _packed(self, place) -> Iterator[dict[str, np.ndarray]]:
-        pieces, room, start = [], self.length, place["start"]
-        for before, document in self._documents(place):
+    def _packed(self, position) -> Iterator[dict[str, np.ndarray]]:
+        pieces, room, start = [], self.length, position["start"]
+        for before, document in self._documents(position):
             ids, labels = self.encoder.encode(document)
             while len(ids) - start >= 2:
                 take = divide(len(ids) - start, room)

@@ -33,21 +33,21 @@ class ByteTokenizer:
 
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
         """Return the tokens of a text; an end-of-document marker in the text becomes one token."""
-        ids, offsets, place = [], [], 0
+        ids, offsets, start = [], [], 0
         for i, part in enumerate(text.split(END)):
             if i:
                 ids.append(self.eos_token_id)
-                offsets.append((place, place + len(END)))
-                place += len(END)
+                offsets.append((start, start + len(END)))
+                start += len(END)
             if part.isascii():
                 ids += part.encode()
-                offsets += [(place + j, place + j + 1) for j in range(len(part))]
+                offsets += [(start + j, start + j + 1) for j in range(len(part))]
             else:
                 for j, character in enumerate(part):
                     encoded = character.encode("utf-8", "surrogatepass")
                     ids += encoded
-                    offsets += [(place + j, place + j + 1)] * len(encoded)
-            place += len(part)
+                    offsets += [(start + j, start + j + 1)] * len(encoded)
+            start += len(part)
         return Tokens(ids[:max_length], offsets[:max_length])
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -93,20 +93,20 @@ class PretrainedTokenizer:
     def encode(self, text: str, max_length: int | None = None, special: bool = True) -> Tokens:
         """Return the tokens of a text without padding. special: add the tokenizer's special tokens around the text."""
         fast = getattr(self.inner, "is_fast", False)
-        given = self.inner(
+        encoded = self.inner(
             text,
             **({} if special else {"add_special_tokens": False}),
             **({} if max_length is None else {"truncation": True, "max_length": max_length}),
             **({"return_offsets_mapping": True} if fast else {}),
         )
-        ids, offsets = as_ids(given["input_ids"]), None
-        if fast and "offset_mapping" in given:
-            offsets = list(given["offset_mapping"])
-        mask = as_ids(given["attention_mask"]) if "attention_mask" in given else [1]
+        ids, offsets = as_ids(encoded["input_ids"]), None
+        if fast and "offset_mapping" in encoded:
+            offsets = list(encoded["offset_mapping"])
+        mask = as_ids(encoded["attention_mask"]) if "attention_mask" in encoded else [1]
         if all(mask):
             return Tokens(ids, offsets)
-        kept = lambda values: [value for value, real in zip(values, mask, strict=True) if real]
-        return Tokens(kept(ids), None if offsets is None else kept(offsets))
+        unpadded = lambda values: [value for value, real in zip(values, mask, strict=True) if real]
+        return Tokens(unpadded(ids), None if offsets is None else unpadded(offsets))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=skip_special)

@@ -82,8 +82,8 @@ class Attention(nn.Module):
         k, v = view.extend(k, v)
         mask = view.mask
         if self.window is not None:
-            place = torch.arange(k.shape[1], device=x.device)
-            mask = mask & (place[None] > place[view.start :, None] - self.window)
+            position = torch.arange(k.shape[1], device=x.device)
+            mask = mask & (position[None] > position[view.start :, None] - self.window)
         return self.o_proj(attention(q, k, v, mask).flatten(2))
 
 

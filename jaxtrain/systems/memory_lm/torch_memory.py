@@ -252,8 +252,8 @@ class Router(nn.Module):
     @staticmethod
     def mean(hidden, ones, window):
         if window is not None:
-            place = torch.arange(hidden.shape[1], device=hidden.device)
-            near = (place[None] <= place[:, None]) & (place[None] > place[:, None] - window)
+            position = torch.arange(hidden.shape[1], device=hidden.device)
+            near = (position[None] <= position[:, None]) & (position[None] > position[:, None] - window)
             weights = near[None] * ones[:, None]
             hidden = weights @ hidden / weights.sum(-1, keepdim=True).clamp_min(1.0)
         return (hidden * ones[..., None]).sum(1) / ones.sum(1, keepdim=True).clamp_min(1.0)

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from jaxtrain.systems.memory_lm.config import get_memory_bank_assignments, get_memory_layer_indices
 from jaxtrain.systems.memory_lm.torch_backbone import (
@@ -97,8 +98,9 @@ class MemoryModel(nn.Module):
     """Base of both models: banks, routers, and the bank of each layer."""
 
     make_router, make_attention, make_lora = Router, MemoryAttention, LoRALinear
+    recomputes_layers = False  # in the backward pass, instead of storing their activations
 
-    def place(self, memory, layers: int, width: int, as_set: bool):
+    def insert_memory(self, memory, layers: int, width: int, as_set: bool):
         self.memory = memory
         self.reading = get_memory_layer_indices(memory, layers)
         order = list(set(self.reading)) if as_set else self.reading  # the original's order in optimizer.bin
@@ -121,6 +123,13 @@ class MemoryModel(nn.Module):
         view.routing[layer] = self.routers[str(layer)](hidden, view=view, strategy=view.strategy)
         return view.routing[layer][:2]
 
+    def run_layer(self, layer, x, view, *arguments):
+        """Return layer(x, view, *arguments), which the backward pass calls again with `recomputes_layers`."""
+        cached = view.present is not None or view.past  # a second call would extend the caches again
+        if self.recomputes_layers and self.training and torch.is_grad_enabled() and not cached:
+            return checkpoint(layer, x, view, *arguments, use_reentrant=False)
+        return layer(x, view, *arguments)
+
     def forward(self, input_ids, attention_mask=None, position_ids=None, segment_ids=None):
         view = View(input_ids, attention_mask, position_ids, segment_ids)
         logits = self.head(self.hidden(input_ids, view))
@@ -136,7 +145,7 @@ class MemoryTransformer(MemoryModel):
     def __init__(self, config, memory):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.place(memory, config.num_layers, config.hidden_dim, as_set=True)
+        self.insert_memory(memory, config.num_layers, config.hidden_dim, as_set=True)
         self.layers = nn.ModuleList(
             Block(config, memory, i in self.bank_of, self.make_attention) for i in range(config.num_layers)
         )
@@ -151,7 +160,8 @@ class MemoryTransformer(MemoryModel):
         x = self.embed_tokens(input_ids)
         for i, layer in enumerate(self.layers):
             routing = self.route(i, x, view)
-            x = layer(x, view, self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None, routing)
+            bank = self.memory_banks[self.bank_of[i]]() if i in self.bank_of else None
+            x = self.run_layer(layer, x, view, bank, routing)
         return self.norm(x)
 
     def head(self, hidden):
@@ -164,6 +174,10 @@ class Adapter(nn.Module):
         self.memory_layernorm = RMSNorm(config.hidden_size, 1e-6)
         self.memory_attn = make_attention(memory, config.hidden_size, config.num_heads, config.kv_heads, dropout)
 
+    def forward(self, x, view, bank, routing):
+        read = self.memory_attn(self.memory_layernorm(x), bank, routing=routing, strategy=view.strategy)
+        return x + read.to(x.dtype)
+
 
 class MemoryAdapter(MemoryModel):
     """Pretrained decoder whose layers also read memory; `base_model` has Hugging Face's keys."""
@@ -173,7 +187,7 @@ class MemoryAdapter(MemoryModel):
         self.base_model = CausalLM(config).to(base_dtype)
         if memory.lora:
             apply_lora(self.base_model, memory, self.make_lora)
-        self.place(memory, config.num_layers, config.hidden_size, as_set=False)
+        self.insert_memory(memory, config.num_layers, config.hidden_size, as_set=False)
         self.memory_adapters = nn.ModuleDict(
             {str(i): Adapter(config, memory, dropout, self.make_attention) for i in self.reading}
         )
@@ -185,13 +199,12 @@ class MemoryAdapter(MemoryModel):
         x = decoder.embed_tokens(input_ids)
         for i, layer in enumerate(decoder.layers):
             view.layer = i
-            x = layer(x, view)
+            x = self.run_layer(layer, x, view)
             if i not in self.bank_of:
                 continue
             routing = self.route(i, x, view)
             adapter, bank = self.memory_adapters[str(i)], self.memory_banks[self.bank_of[i]]()
-            read = adapter.memory_attn(adapter.memory_layernorm(x), bank, routing=routing, strategy=view.strategy)
-            x = x + read.to(x.dtype)
+            x = self.run_layer(adapter, x, view, bank, routing)
         return decoder.norm(x)
 
     def head(self, hidden):

@@ -1,6 +1,5 @@
 """Legal builds (three mains of 10 points, nine subs of 3 points), and the search for one that reaches given tokens."""
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
@@ -126,13 +125,13 @@ def allocate(
     priority = priority or {}
     mains: dict[str, str | None] = dict.fromkeys(("head", "clothes", "shoes"))
     tiers: dict[str, int] = {}
-    for wanted in filter(None, map(read_token, tokens)):
-        if not wanted.main_only:
-            tiers[wanted.family] = max(tiers.get(wanted.family, 0), wanted.min_ap)
-        elif mains[SLOT_OF[wanted.family]] not in (None, wanted.family):
+    for ability in filter(None, map(read_token, tokens)):
+        if not ability.main_only:
+            tiers[ability.family] = max(tiers.get(ability.family, 0), ability.min_ap)
+        elif mains[SLOT_OF[ability.family]] not in (None, ability.family):
             return None, None
         else:
-            mains[SLOT_OF[wanted.family]] = wanted.family
+            mains[SLOT_OF[ability.family]] = ability.family
     families = sorted(tiers, key=lambda family: (-tiers[family], -priority.get(family, 0)))
     free = [slot for slot in SLOTS if mains[slot] is None]
     weight = {family: priority.get(family, tiers[family]) for family in families}
@@ -177,24 +176,6 @@ def expand(tokens: Iterable[str | AbilityToken]) -> list[str]:
     A tier that is given twice appears twice, as in the original.
     """
     context = []
-    for wanted in filter(None, map(read_token, tokens)):
-        context += [wanted.name] if wanted.main_only else thresholds_up_to(wanted.family, wanted.min_ap)
+    for ability in filter(None, map(read_token, tokens)):
+        context += [ability.name] if ability.main_only else thresholds_up_to(ability.family, ability.min_ap)
     return context or [NULL]
-
-
-def completion_accuracy(predicted: Build, truth: Build, shown: Build) -> tuple[float, float]:
-    """Return (best_accuracy, completion_slot_acc).
-
-    They are 1 - sum |AP difference| / 114, and the share of the items missing from `shown` that `predicted` adds. Items
-    are the 12 slots as a multiset.
-    """
-    got, want = predicted.achieved_ap, truth.achieved_ap
-    difference = sum(abs(got.get(family, 0) - want.get(family, 0)) for family in {*got, *want})
-    missing, added = _items(truth) - _items(shown), _items(predicted) - _items(shown)
-    share = (missing & added).total() / missing.total() if missing else 1.0
-    return 1 - difference / (2 * TOTAL_AP), share
-
-
-def _items(build: Build) -> collections.Counter:
-    mains = collections.Counter(("main", main) for main in build.mains.values() if main)
-    return mains + collections.Counter({("sub", family): count for family, count in build.subs.items()})

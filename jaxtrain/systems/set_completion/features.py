@@ -106,10 +106,10 @@ def evaluation_loss(sae: SparseAutoencoder, x, counted, settings) -> Loss:
     return Loss(total, weight, {"mse": mse, "l1": l1, "kl_usage": kl})
 
 
-def schedule(config, given, steps_per_epoch: int):
+def schedule(config, core_schedule, steps_per_epoch: int):
     """Return the given schedule, or for `compat: original` its cosine with its T_max, after which it rises again."""
     if config.compat != "original":
-        return given
+        return core_schedule
     epochs = max(1, round(config.train.steps / steps_per_epoch))
     total = original_total_steps(epochs, steps_per_epoch, config.data.batch_size, config.sae.steps_before_train, 1)
     return lambda step: float(cosine_rate(step, 1.0, total))
@@ -168,15 +168,15 @@ def outputs(model: FeatureModel, batch) -> dict:
     }
 
 
-def eval_statistics(given, batch, config) -> Statistics:
-    x, h = given["pooled"].astype(jnp.float32), given["features"].astype(jnp.float32)
+def eval_statistics(outputs, batch, config) -> Statistics:
+    x, h = outputs["pooled"].astype(jnp.float32), outputs["features"].astype(jnp.float32)
     counted = batch["valid"] & (shown(batch, config.model.padding) >= 0).any(1)
     keep = lambda values: jnp.where(counted[:, None], values, 0.0).sum(0)
     targets = shown({"inputs": batch["targets"]}, config.model.padding)
-    impact = reconstruction_impact(given["logits"], given["reconstructed_logits"], targets[:, 0], counted)
+    impact = reconstruction_impact(outputs["logits"], outputs["reconstructed_logits"], targets[:, 0], counted)
     return Statistics(
         sums={
-            "error": keep(jnp.square(given["reconstruction"] - x)),
+            "error": keep(jnp.square(outputs["reconstruction"] - x)),
             "x": keep(x),
             "x_squared": keep(jnp.square(x)),
             "magnitude": keep(jnp.abs(h)),
@@ -230,12 +230,12 @@ def initial_weights(config) -> dict | None:
         exports = [path / "exports" / name for name in ("best.safetensors", "best.pt")]
         path = next((p for p in exports if p.is_file()), exports[-1])
     state = convert_ddp_state(files.load(path))
-    wanted = {
+    expected = {
         key.removeprefix("primary."): (value.shape, value.dtype)
         for key, value in named_variables(nnx.eval_shape(lambda: build_model(config, initial_rngs(0))))
         if key.startswith("primary.")
     }
-    missing, unexpected, wrong = compare(wanted, state)
+    missing, unexpected, wrong = compare(expected, state)
     if missing or unexpected or wrong:
         raise UserError("sae.primary: " + explain(missing, unexpected, wrong, str(path)))
     return {f"primary.{key}": value for key, value in state.items()}

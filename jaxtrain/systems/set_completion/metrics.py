@@ -11,9 +11,9 @@ from jaxtrain.systems.set_completion.readers import Corpus
 from jaxtrain.task import Statistics
 
 
-def eval_statistics(given, batch, config) -> Statistics:
+def eval_statistics(outputs, batch, config) -> Statistics:
     """Return the sums that `compute` needs from logits [batch, token]; a token is predicted if its logit is >= 0."""
-    logits, size = given["logits"], given["logits"].shape[1]
+    logits, size = outputs["logits"], outputs["logits"].shape[1]
     target = multi_hot(shown({"inputs": batch["targets"]}, config.model.padding), size) > 0
     visible_ids = shown(batch, config.model.padding)
     visible = multi_hot(visible_ids, size) > 0
@@ -32,7 +32,7 @@ def counts(logits, target, visible, counted) -> dict:
     score = jnp.where(visible, -jnp.inf, logits)
     ranked = -jnp.sort(-score, axis=1)  # the first n are the guesses, n = number of hidden tokens
     worst = jnp.take_along_axis(ranked, jnp.maximum(number - 1, 0)[:, None], axis=1)
-    found = (hidden & (score >= worst)).sum(1)
+    hits = (hidden & (score >= worst)).sum(1)
     return {
         "hit": hit.sum().astype(jnp.float32),
         "predicted": predicted.sum().astype(jnp.float32),
@@ -41,7 +41,7 @@ def counts(logits, target, visible, counted) -> dict:
         "cells": (counted.sum() * logits.shape[1]).astype(jnp.float32),
         "exact": (((predicted == target).all(1)) & counted[:, 0]).sum().astype(jnp.float32),
         "jaccard": jnp.where(counted[:, 0], hit.sum(1) / jnp.maximum(union, 1), 0.0).sum(),
-        "found": found.sum().astype(jnp.float32),
+        "found": hits.sum().astype(jnp.float32),
         "hidden": number.sum().astype(jnp.float32),
         "sets": counted.sum().astype(jnp.float32),
     }
@@ -77,8 +77,8 @@ def baseline(train: Corpus, columns: dict, config) -> dict[str, float]:
     """Return the metrics of the frequency baseline on the columns of a split."""
     logits = frequency_logits(train, config.model.vocab_size, config.model.weapon_vocab_size)
     batch = {**columns, "valid": np.ones(len(columns["weapon"]), bool)}
-    given = {"logits": jnp.asarray(logits[columns["weapon"][:, 0]])}
-    sums = {name: np.asarray(value) for name, value in eval_statistics(given, batch, config).sums.items()}
+    outputs = {"logits": jnp.asarray(logits[columns["weapon"][:, 0]])}
+    sums = {name: np.asarray(value) for name, value in eval_statistics(outputs, batch, config).sums.items()}
     return compute(sums, {}, config)
 
 

@@ -24,11 +24,11 @@ def process_abilities(
     """
     names = set().union(*(record.keys() for record in abilities)) if abilities else set()
     complete = names >= {*MAIN_ONLY, *STANDARD}
-    kept, tags = [], []
+    main, tags = [], []
     for i, (record, weapon) in enumerate(zip(abilities, weapon_ids, strict=True)):
         points = ability_points(record)
         legal = sum(points.values()) == TOTAL_AP
         if legal or (original and not complete):
-            kept.append(i)
+            main.append(i)
             tags.append(" ".join([" ".join(tokenize_build(points)) if legal else "", f"weapon_id_{weapon}"]))
-    return kept, tags
+    return main, tags

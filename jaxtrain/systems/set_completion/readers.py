@@ -98,9 +98,9 @@ def _table(lines, source: str) -> Iterator[tuple[str, str]]:
     reader = csv.DictReader(lines, delimiter="\t")
     absent = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if absent:
-        found = ", ".join((reader.fieldnames or [])[:8]) or "nothing"
+        columns = ", ".join((reader.fieldnames or [])[:8]) or "nothing"
         raise UserError(
-            f"{source}: lacks the column {' and '.join(absent)}; its header holds {found}. "
+            f"{source}: lacks the column {' and '.join(absent)}; its header holds {columns}. "
             "The file is tab separated in spite of its name"
         )
     for row in reader:

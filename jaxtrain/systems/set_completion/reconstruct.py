@@ -38,9 +38,9 @@ def greedy_closure(predict: Predict, context: Sequence[str], threshold: float = 
         probabilities = predict([expand(tokens)])[0]
         added = []
         for token, p in probabilities.items():
-            wanted = read_token(token)
-            if wanted is not None and p >= threshold and _says_more(token, tokens):
-                added.append((token, wanted.family, p))
+            ability = read_token(token)
+            if ability is not None and p >= threshold and _says_more(token, tokens):
+                added.append((token, ability.family, p))
         if not added:
             return State(tuple(tokens), score, priority)
         for token, family, p in added:
@@ -67,10 +67,10 @@ def reconstruct(
     -> (build, overshoot) or (None, None).
     """
     start = State(tuple(token for token in context if read_token(token)), 0.0, {})
-    found: dict[tuple, Candidate] = {}
+    candidates: dict[tuple, Candidate] = {}
     greedy = greedy_closure(predict, context, threshold, bonus)
     for state in (start, greedy):
-        _collect(found, state, allocate)
+        _collect(candidates, state, allocate)
     beam = [start, greedy]
     seen = {frozenset(state.tokens) for state in beam}
     for _ in range(MOST_STEPS if max_steps is None else max_steps):
@@ -79,48 +79,48 @@ def reconstruct(
         unique = {state.tokens: state for state in sorted(extended, key=lambda state: state.score)}
         beam = sorted(unique.values(), key=lambda state: -state.score)[:beam_size]
         for state in beam:
-            _collect(found, state, allocate)
+            _collect(candidates, state, allocate)
         keys = {frozenset(state.tokens) for state in beam}
         if keys <= seen:
             break
         seen |= keys
-    ranked = sorted(found.values(), key=lambda c: (-c.build.total_ap, c.overshoot, -c.score))
+    ranked = sorted(candidates.values(), key=lambda c: (-c.build.total_ap, c.overshoot, -c.score))
     return ranked[:top_k]
 
 
-def _collect(found: dict[tuple, Candidate], state: State, allocate: Callable) -> None:
+def _collect(candidates: dict[tuple, Candidate], state: State, allocate: Callable) -> None:
     build, overshoot = allocate(state.tokens, state.priority)
     if build is not None:
         new = Candidate(build, overshoot, state.score)
-        old = found.get(build.identity)
+        old = candidates.get(build.identity)
         if old is None or (new.overshoot, -new.score) < (old.overshoot, -old.score):
-            found[build.identity] = new
+            candidates[build.identity] = new
 
 
 def _extensions(state: State, probabilities: Mapping[str, float], bonus: float) -> list[State]:
     """Return the state extended by each token that adds information, most probable first, and the state itself."""
     extended = []
     for token, p in sorted(probabilities.items(), key=lambda item: -item[1]):
-        wanted = read_token(token)
-        if wanted is not None and _says_more(token, state.tokens):
-            priority = {**state.priority, wanted.family: max(state.priority.get(wanted.family, 0.0), p)}
+        ability = read_token(token)
+        if ability is not None and _says_more(token, state.tokens):
+            priority = {**state.priority, ability.family: max(state.priority.get(ability.family, 0.0), p)}
             extended.append(State(tuple(_add(state.tokens, token)), state.score + p + bonus, priority))
     return [*extended, state]
 
 
 def _says_more(token: str, tokens: Sequence[str]) -> bool:
     """Return True if `token` adds information: a new family, or a higher tier than the lowest one present."""
-    wanted = read_token(token)
-    tiers = [have.min_ap for have in map(read_token, tokens) if have and have.family == wanted.family]
-    return not tiers or (not wanted.main_only and wanted.min_ap > min(tiers))
+    ability = read_token(token)
+    tiers = [have.min_ap for have in map(read_token, tokens) if have and have.family == ability.family]
+    return not tiers or (not ability.main_only and ability.min_ap > min(tiers))
 
 
 def _add(tokens: Sequence[str], token: str) -> list[str]:
     """Return the tokens with `token` added and lower tiers of its family removed."""
-    wanted = read_token(token)
-    keep = [t for t in tokens if wanted.main_only or _keeps(read_token(t), wanted)]
+    ability = read_token(token)
+    keep = [t for t in tokens if ability.main_only or _keeps(read_token(t), ability)]
     return [*keep, token] if token not in keep else keep
 
 
-def _keeps(have, wanted) -> bool:
-    return have.family != wanted.family or have.min_ap >= wanted.min_ap
+def _keeps(have, ability) -> bool:
+    return have.family != ability.family or have.min_ap >= ability.min_ap

@@ -169,9 +169,9 @@ class RingBuffer(nnx.Module):
         number = valid.sum(dtype=jnp.int32)
         order = jnp.cumsum(valid, dtype=jnp.int32) - 1
         replaced = number >= size  # more rows than fit: keep the last `size`, from index 0 on
-        place = jnp.where(replaced, order - (number - size), (start + order) % size)
-        place = jnp.where(valid & (place >= 0), place, size)  # out of range: not written
-        self.rows.set_value(self.rows[...].at[place].set(rows, mode="drop"))
+        slot = jnp.where(replaced, order - (number - size), (start + order) % size)
+        slot = jnp.where(valid & (slot >= 0), slot, size)  # out of range: not written
+        self.rows.set_value(self.rows[...].at[slot].set(rows, mode="drop"))
         end = start + number
         wrapped = end > size if self.exact_fill_bug else end >= size
         self.full.set_value(self.full[...] | replaced | wrapped)

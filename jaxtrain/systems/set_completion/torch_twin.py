@@ -56,9 +56,9 @@ def call(module, batch):
 def multi_hot(ids, size, pad):
     """Return float [batch, size] with 1 for each id of the row; -1 and `pad` are ignored."""
     ids = ids.long()
-    kept = (ids >= 0) & (ids != pad) if pad is not None else ids >= 0
+    known = (ids >= 0) & (ids != pad) if pad is not None else ids >= 0
     target = torch.zeros(len(ids), size, device=ids.device)
-    return target.scatter_add_(1, ids.clamp(min=0), kept.float()).clamp_(max=1)
+    return target.scatter_add_(1, ids.clamp(min=0), known.float()).clamp_(max=1)
 
 
 def as_evaluated(module, batch, config):

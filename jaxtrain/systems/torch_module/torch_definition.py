@@ -36,8 +36,8 @@ def _definition(text: str) -> TorchTask:
         criterion = find(loss["target"], "loss.target")
         if isinstance(criterion, type):
             criterion = construct(loss["target"], loss["kwargs"], "loss.target")
-    wanted = LoraConfig(**sections["lora"])
-    adapters = (wanted, sections["seed"]) if wanted.rank else None
+    options = LoraConfig(**sections["lora"])
+    adapters = (options, sections["seed"]) if options.rank else None
     return TorchTask(module, criterion, _example(data), model["inputs"], loss["target_key"], adapters)
 
 

@@ -70,15 +70,15 @@ def keywords(split: str, samples: int = 256, length: int = 16, vocabulary: int =
     """
     rng = np.random.default_rng(["train", "validation", "test"].index(split))
     tokens = rng.integers(10 + labels, vocabulary, (samples, length))
-    wanted = rng.integers(0, labels, samples)
+    classes = rng.integers(0, labels, samples)
     sizes = rng.integers(length // 2, length + 1, samples)
-    tokens[np.arange(samples), rng.integers(1, length // 2, samples)] = 10 + wanted
+    tokens[np.arange(samples), rng.integers(1, length // 2, samples)] = 10 + classes
     mask = np.arange(length) < sizes[:, None]
     tokens = np.where(mask, tokens, 0)
     return Named(
         input_ids=torch.from_numpy(tokens),
         attention_mask=torch.from_numpy(mask.astype(np.int64)),
-        labels=torch.from_numpy(wanted),
+        labels=torch.from_numpy(classes),
     )
 
 

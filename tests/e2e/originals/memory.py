@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -89,20 +88,19 @@ def plant(namespace):
 
 
 def trained(namespace):
-    assert int(namespace["trainer"].engine.state.step) == 4
+    assert namespace["trainer"].global_step == 4
 
 
 def interrupted(namespace):
     """The run of block 2 as it was after two steps, under the name that the snippet gives."""
     pathlib.Path("outputs").rename("earlier")
-    shutil.rmtree("earlier/checkpoints/4")
     pathlib.Path("outputs").mkdir()
-    pathlib.Path("earlier").rename("outputs/checkpoint-1000")
+    pathlib.Path("earlier/checkpoint-2").rename("outputs/checkpoint-1000")
 
 
 def went_on(namespace):
     trained(namespace)
-    assert "checkpoint-1000/checkpoints/2 at step 2 of 4" in pathlib.Path("outputs/train.log").read_text()
+    assert len(namespace["trainer"].history["val_history"]) == 1
 
 
 def rows(namespace):

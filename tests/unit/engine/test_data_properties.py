@@ -1,7 +1,5 @@
 """Index stream, splits, packing and masks, over random sizes and numbers of processes."""
 
-import dataclasses
-
 import jax
 import numpy as np
 from hypothesis import assume, given, settings
@@ -43,15 +41,6 @@ def test_dropping_the_last_batch_loses_less_than_a_batch_and_pads_nothing(stream
     place = data.draw(st.integers(0, short.steps_per_epoch - 1))
     assert short.batch(epoch * short.steps_per_epoch + place)[1].all()
     assert 0 <= stream.size - short.steps_per_epoch * stream.batch_size < stream.batch_size
-
-
-@PROPERTY
-@given(streams, st.integers(0, 5), st.integers(1, 50))
-def test_an_epoch_is_a_multiple_of_the_group_where_there_are_so_many_samples(stream, epoch, group):
-    grouped = dataclasses.replace(stream, group=group)
-    steps = range(epoch * grouped.steps_per_epoch, (epoch + 1) * grouped.steps_per_epoch)
-    visited = np.concatenate([indices[valid] for indices, valid in map(grouped.batch, steps)])
-    assert len(set(visited)) == len(visited) == (stream.size // group * group or stream.size)
 
 
 @PROPERTY

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import types
 from unittest import mock
 
 import pytest
@@ -11,7 +10,7 @@ import tqdm
 
 from jaxtrain.errors import UserError
 from jaxtrain.systems import fmri_autoencoder as giblet
-from jaxtrain.systems.fmri_autoencoder.original import engine_run
+from jaxtrain.systems.fmri_autoencoder.original import trainer as trainer_module
 from tests.unit.fmri_autoencoder.test_facade_objects import GEN1, HEAD, batch
 
 CALM = {**GEN1, "encoder_dropout": 0.0, "decoder_dropout": 0.0}
@@ -173,11 +172,10 @@ def ordered(trainer):
 
 
 @pytest.mark.slow
-def test_an_overridden_step_gives_torchs_own_numbers(tmp_path, capsys):
+def test_an_overridden_step_gives_torchs_own_numbers(tmp_path):
     trainer = ordered(make(tmp_path / "run", Own, scheduler_type="none"))
     twin = copy.deepcopy(trainer.model)
     history = trainer.train()
-    assert "one compiled step at a time, not the engine's loop: train_step is your own" in capsys.readouterr().out
     assert trainer.seen == 32
     optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-3, weight_decay=1e-5)
     losses = []
@@ -208,7 +206,7 @@ def test_an_overridden_step_is_recorded_once_while_rates_and_histories_change(ki
     trainer = ordered(make(tmp_path / "run", kind, num_epochs=10))
     trainer.train()
     compiled = trainer._step().compiled
-    assert (trainer.global_step, compiled.torch, len(compiled.record.forwards)) == (20, None, 1)
+    assert (trainer.global_step, compiled.torch, len(compiled.capture.graphs)) == (20, None, 1)
 
 
 class Voxels(torch.nn.Module):
@@ -232,27 +230,6 @@ def test_a_criterion_of_the_users_own_trains(kind, tmp_path, capsys):
     trainer.train()
     assert trainer.validate()["total_loss"] != before["total_loss"]
     assert ("training runs in torch, not compiled" in capsys.readouterr().out) == (kind is Branching)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda t: t.optimizer.param_groups[0].update(lr=5e-4), "param_groups were changed"),
-        (lambda t: setattr(t, "optimizer", torch.optim.SGD(t.model.parameters(), lr=0.1)), "trainer.optimizer is your"),
-        (
-            lambda t: setattr(t.model.encoder.text_encoder, "fc1", torch.nn.Linear(6, 8, bias=False)),
-            "layers of the model",
-        ),
-        (lambda t: t.model.register_forward_hook(lambda *a: None), "has hooks"),
-        (lambda t: t.model.encoder.requires_grad_(False), "are frozen"),
-        (lambda t: setattr(t, "train_step", lambda batch: {}), "train_step is your own"),
-    ],
-)
-def test_what_the_engine_would_do_otherwise_is_seen(change, why, tmp_path):
-    trainer = make(tmp_path / "run")
-    assert trainer._made.changed(trainer) is None
-    change(trainer)
-    assert why in trainer._made.changed(trainer)
 
 
 def test_save_and_load_by_hand(tmp_path):
@@ -315,18 +292,22 @@ def test_a_model_on_the_meta_device_is_drawn_where_it_belongs(tmp_path):
 def test_an_epoch_has_its_progress_bar(tmp_path, monkeypatch):
     made = []
 
-    def bar(title, **options):
-        made.append(tqdm.tqdm(desc=title, file=io.StringIO(), **options))
+    def bar(batches, desc, **options):
+        made.append(tqdm.tqdm(batches, desc=desc, file=io.StringIO()))
         return made[-1]
 
-    monkeypatch.setattr(engine_run, "bar", bar)
+    monkeypatch.setattr(trainer_module, "tqdm", bar)
     trainer = make(tmp_path / "run")
     trainer.train_step = lambda batch: {"total_loss": 1.0}
     assert trainer.train_epoch(1)["total_loss"] == 1.0
-    follower, engine = engine_run.Follower(trainer), types.SimpleNamespace(steps_per_epoch=3)
-    for step in (5, 6):
-        follower.on_step_end(engine, step, {})
-    assert [(one.desc, one.n, one.total) for one in made] == [("Epoch 2", 2, 2), ("Epoch 2", 3, 3)]
+    assert [(one.desc, one.n, one.total) for one in made] == [("Epoch 2", 2, 2)]
+
+
+@pytest.mark.parametrize("overrides", [{"optim": {}}, {"tracking": {"wandb": True}}, {"run": {}}])
+def test_overrides_that_the_loop_does_not_follow_are_refused(overrides, tmp_path):
+    config = giblet.TrainingConfig(checkpoint_dir=str(tmp_path), log_dir=str(tmp_path), overrides=overrides)
+    with pytest.raises(UserError, match=f"overrides: {next(iter(overrides))}: .* jaxtrain.run"):
+        giblet.Trainer(giblet.create_autoencoder(**CALM), Dataset(16), None, config)
 
 
 def test_a_model_that_is_no_module_is_refused(tmp_path):

@@ -198,7 +198,7 @@ def test_an_overridden_step_is_the_one_that_trains(tmp_path, capsys):
 def test_an_overridden_step_is_recorded_once_for_training_and_once_for_validation(tmp_path):
     trainer = tiny(tmp_path, CustomTrainer, warmup_epochs=1)  # rates and counters change at every step
     trainer.train()
-    assert len(trainer._batch_loss.compiled.record.forwards) == 2
+    assert len(trainer._batch_loss.compiled.capture.graphs) == 2
 
 
 def test_an_instances_own_method_counts_too(tmp_path):

@@ -1,4 +1,4 @@
-"""The world model's planner and its conditions."""
+"""The world model's conditions."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,8 @@ import torch
 from flax import nnx
 
 from jaxtrain.systems.hjepa import create_lewm
-from jaxtrain.systems.hjepa.world_model import ActionPredictor, CEMPlanner, LeWorldModel
+from jaxtrain.systems.hjepa.world_model import ActionPredictor, LeWorldModel
 from torch_bridge.state_dict import load_state_dict
-
-
-def test_the_planner_walks_to_the_goal_of_a_world_that_adds_actions():
-    adds = lambda states, actions: states + actions
-    planner = CEMPlanner(lambda frames: frames[:, 0, 0], adds, action_dim=2, horizon=3, num_iterations=20)
-    start, goal = (jnp.asarray(place, jnp.float32)[None, None] for place in ([0.0, 0.0], [1.5, -0.9]))
-    plan = jax.jit(lambda key: planner.plan(start, goal, key, return_plan=True))(jax.random.key(0))
-    np.testing.assert_allclose(plan.sum(0), [1.5, -0.9], atol=0.05)
 
 
 def test_an_untrained_predictor_ignores_its_actions():

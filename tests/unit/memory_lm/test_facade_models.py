@@ -227,9 +227,24 @@ def test_a_model_names_its_memory_and_freezes_the_rest():
     model.gradient_checkpointing_enable()
     torch.manual_seed(0)
     assert torch.equal(model(ids, labels=ids)["loss"], plain)
-    model.gradient_checkpointing_disable()
     with pytest.raises(ValueError, match="return_dict=False"):
         model(ids, return_dict=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "reads", "calls"), [(True, True, (2, 2)), (False, True, (1, 2)), (False, False, (1, 1))]
+)
+def test_the_backward_pass_calls_again_what_gradient_checkpointing_names(layers, reads, calls):
+    model, _ = built("scratch_moc_seq_shared")
+    model.memory = model.memory.model_copy(update={"memory_gradient_checkpointing": reads})
+    model.gradient_checkpointing_enable() if layers else model.gradient_checkpointing_disable()
+    counts = {"layer": 0, "read": 0}
+    layer = model.layers[model.memory_layer_indices[0]]
+    for name, module in (("layer", layer.input_layernorm), ("read", layer.memory_attn.q_proj)):
+        module.register_forward_hook(lambda *arguments, name=name: counts.update({name: counts[name] + 1}))
+    ids = torch.randint(0, 53, (2, 7))
+    model(ids, labels=ids)["loss"].backward()
+    assert tuple(counts.values()) == calls
 
 
 def test_a_model_refuses_a_keyword_that_it_does_not_know():

@@ -25,13 +25,13 @@ def write(architecture: str, model, source, config, folder) -> list[pathlib.Path
     folder.mkdir(parents=True, exist_ok=True)
     corpus = data.load(architecture, config)
     rows = rows_of(corpus, source)
-    found = predict(model, corpus, rows, config)
-    report = scores_of(architecture, found, corpus, rows, config)
+    predicted = predict(model, corpus, rows, config)
+    report = scores_of(architecture, predicted, corpus, rows, config)
     path = folder / "evaluation_results.json"
     write_text(path, json.dumps(finite(report), indent=1) + "\n")
-    if "labels" not in found:
+    if "labels" not in predicted:
         return [path]
-    return [path, *pictures(found["labels"], found["probabilities"], folder)]
+    return [path, *pictures(predicted["labels"], predicted["probabilities"], folder)]
 
 
 def rows_of(corpus: data.Corpus, source: Any) -> np.ndarray:
@@ -50,8 +50,8 @@ def _same(corpus: data.Corpus, members: np.ndarray, source: Any) -> bool:
         return source.rows is members or np.array_equal(source.rows, members)
     side = next(iter(corpus.examples.texts))
     ids = source.columns[f"{side}input_ids"]
-    own = corpus.columns(members, dict.fromkeys(corpus.examples.texts, ids.shape[1]))[f"{side}input_ids"]
-    return np.array_equal(own, ids)
+    ids_of_members = corpus.columns(members, dict.fromkeys(corpus.examples.texts, ids.shape[1]))[f"{side}input_ids"]
+    return np.array_equal(ids_of_members, ids)
 
 
 def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[str, np.ndarray]:
@@ -77,17 +77,19 @@ def predict(model, corpus: data.Corpus, rows: np.ndarray, config: Any) -> dict[s
     return {key: np.concatenate(values) for key, values in collected.items()}
 
 
-def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.Corpus, rows, config) -> dict[str, Any]:
+def scores_of(
+    architecture: str, predicted: Mapping[str, np.ndarray], corpus: data.Corpus, rows, config
+) -> dict[str, Any]:
     """Return the content of the report as plain numbers, lists and strings."""
     report: dict[str, Any] = {"architecture": architecture, "rows": len(rows), "rows_dropped": corpus.dropped}
-    if "labels" in found:
-        predictions = found["probabilities"].argmax(axis=-1)
+    if "labels" in predicted:
+        predictions = predicted["probabilities"].argmax(axis=-1)
         criteria = [corpus.examples.criteria[row] for row in rows]
-        part = metrics.evaluation_scores(found["labels"], predictions, found["probabilities"])
-        part["per_criterion_f1"] = metrics.per_criterion_f1(found["labels"], predictions, criteria)
+        part = metrics.evaluation_scores(predicted["labels"], predictions, predicted["probabilities"])
+        part["per_criterion_f1"] = metrics.per_criterion_f1(predicted["labels"], predictions, criteria)
         report["evidence" if architecture == "evidence" else "criteria"] = part  # evidence: family base only
-    if "starts" in found:
-        report["evidence"] = span_report(found, corpus, rows)
+    if "starts" in predicted:
+        report["evidence"] = span_report(predicted, corpus, rows)
     if {"criteria", "evidence"} <= set(report):
         report["joint_score"] = (report["criteria"]["f1_binary"] + report["evidence"]["span_em"]) / 2
     if architecture == "criteria":
@@ -95,15 +97,15 @@ def scores_of(architecture: str, found: Mapping[str, np.ndarray], corpus: data.C
     return report
 
 
-def span_report(found: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> dict[str, Any]:
+def span_report(predicted: Mapping[str, np.ndarray], corpus: data.Corpus, rows) -> dict[str, Any]:
     """Return scores of the token positions, and SQuAD scores of the corresponding texts."""
-    known = np.flatnonzero(found["true_starts"] >= 0)
-    positions = [found[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
+    known = np.flatnonzero(predicted["true_starts"] >= 0)
+    positions = [predicted[name][known] for name in ("starts", "ends", "true_starts", "true_ends")]
     part: dict[str, Any] = {**metrics.span_scores(*positions), "span_f1": metrics.span_f1(*positions)}
     encoded = corpus.examples.texts.get("evidence_", corpus.examples.texts.get(""))
     exact, overlap = [], []
-    for place, start, end in zip(known, *positions[:2], strict=True):
-        row = rows[place]
+    for number, start, end in zip(known, *positions[:2], strict=True):
+        row = rows[number]
         said = span_text(corpus.examples.contexts[row], encoded.row(row)["offsets"], int(start), int(end))[2]
         answer = corpus.examples.answers[row]
         exact.append(metrics.answer_em(said, answer))

@@ -1,7 +1,7 @@
 """Model family `architectures` as torch modules: selectable pooling, deeper heads, named outputs."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,12 +9,9 @@ from torch import nn
 from transformers import AutoModel
 from transformers.utils import ModelOutput
 
-from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence.architecture_models import (
-    ACTIVATIONS,
     classifier_of,
-    first_given,
-    hidden_widths,
+    first_present,
     labels_of,
     nested,
     pooling_of,
@@ -22,103 +19,13 @@ from jaxtrain.systems.criteria_evidence.architecture_models import (
     span_of,
 )
 from jaxtrain.systems.criteria_evidence.original import datasets
+from jaxtrain.systems.criteria_evidence.torch_deep_heads import (
+    ClassificationHead,
+    SequencePooler,
+    SpanPredictionHead,
+)
 
-POOLINGS = ("cls", "mean", "max", "attn")
-Hidden = int | Sequence[int] | None
 Config = Mapping[str, Any] | None
-MODULES = {"relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
-
-
-# --- heads -------------------------------------------------------------------------------------------------------
-
-
-class SequencePooler(nn.Module):
-    """Pooling of hidden states [batch, token, width] to [batch, width]: cls, mean, max or attn (learned attention).
-
-    Raises UserError for another pooling.
-    """
-
-    def __init__(self, hidden_size: int, pooling: str = "cls"):
-        super().__init__()
-        if pooling not in POOLINGS:
-            raise UserError(f"Unsupported pooling '{pooling}'")
-        self.hidden_size, self.pooling = hidden_size, pooling
-        if pooling == "attn":
-            self.attention = nn.Linear(hidden_size, 1)
-
-    def forward(self, hidden_states, attention_mask=None, pooler_output=None) -> torch.Tensor:
-        """Return the pooled vectors; `cls` is pooler_output if it is given, else the first token.
-
-        A text without visible tokens gives zeros (mean, attn) or the dtype's lowest number (max), never NaN.
-        """
-        if self.pooling == "cls":
-            return hidden_states[:, 0] if pooler_output is None else pooler_output
-        mask = torch.ones_like(hidden_states[..., 0]) if attention_mask is None else attention_mask
-        lowest = torch.finfo(hidden_states.dtype).min
-        weight = mask.to(hidden_states.dtype)
-        if self.pooling == "mean":
-            return (hidden_states * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-6)
-        if self.pooling == "max":
-            return hidden_states.masked_fill((mask == 0)[..., None], lowest).max(dim=1).values
-        share = self.attention(hidden_states)[..., 0].masked_fill(mask == 0, lowest).softmax(1) * weight
-        share = share / (share.sum(1, keepdim=True) + 1e-9)
-        return (share[..., None] * hidden_states).sum(1)
-
-
-def hidden_stack(width: int, layers: int, hidden: Hidden, activation: str, dropout: float) -> tuple[nn.Module, int]:
-    """Return (Linear, activation, dropout) x (layers - 1) and its output width; arguments as in hidden_widths."""
-    widths = hidden_widths(width, layers, hidden, activation)
-    parts: list[nn.Module] = []
-    for before, after in zip([width, *widths], widths, strict=False):
-        parts += [nn.Linear(before, after), MODULES[ACTIVATIONS[activation]](), nn.Dropout(dropout)]
-    return (nn.Sequential(*parts), widths[-1]) if widths else (nn.Identity(), width)
-
-
-class ClassificationHead(nn.Module):
-    """Classifier: `ffn` of (Linear, activation, dropout) x (layers - 1), then dropout, then the Linear `out`.
-
-    Raises UserError, a ValueError, for layers < 1, a list of another length or an unknown activation.
-    """
-
-    def __init__(
-        self,
-        input_dim: int,
-        num_labels: int,
-        layers: int = 1,
-        hidden: Hidden = None,
-        activation: str = "gelu",
-        dropout: float = 0.1,
-    ):
-        super().__init__()
-        self.input_dim, self.num_labels, self.activation = input_dim, num_labels, activation
-        self.ffn, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
-        self.dropout = nn.Dropout(dropout)
-        self.out = nn.Linear(width, num_labels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.dropout(self.ffn(x)))
-
-
-class SpanPredictionHead(nn.Module):
-    """Span head: the hidden stack `layers`, then dropout and `out_proj` to start and end logits [batch, token]."""
-
-    def __init__(
-        self,
-        input_dim: int,
-        layers: int = 1,
-        hidden: Hidden = None,
-        activation: str = "gelu",
-        dropout: float = 0.1,
-    ):
-        super().__init__()
-        self.input_dim, self.activation = input_dim, activation
-        self.layers, width = hidden_stack(input_dim, layers, hidden, activation, dropout)
-        self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(width, 2)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        start, end = self.out_proj(self.dropout(self.layers(x))).unbind(-1)
-        return start, end
 
 
 # --- models ------------------------------------------------------------------------------------------------------
@@ -149,6 +56,8 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 class _Model(nn.Module):
     """Base of the models: takes tensors by name, or one mapping of them; ignores names that it does not read."""
 
+    answer: Callable[[Mapping[str, Any]], ModelOutput]
+
     def forward(
         self,
         batch: Mapping[str, Any] | None = None,
@@ -161,25 +70,22 @@ class _Model(nn.Module):
         **more: Any,
     ):
         """Return a ModelOutput, or a tuple with return_dict=False. Raises TypeError for a positional tensor."""
-        own = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        return self._answer(batch, own | more, return_dict)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        return self._answer(batch, inputs | more, return_dict)
 
     def _answer(self, batch: Any, tensors: Mapping[str, Any], return_dict: bool):
         if batch is not None and not isinstance(batch, Mapping):
             raise TypeError(f"{type(self).__name__} takes tensors by name or one mapping, got {type(batch).__name__}")
-        given = {**(batch or {}), **{name: value for name, value in tensors.items() if value is not None}}
-        output = self.answer(given)
+        inputs = {**(batch or {}), **{name: value for name, value in tensors.items() if value is not None}}
+        output = self.answer(inputs)
         return output if return_dict else output.to_tuple()
 
-    def answer(self, given: Mapping[str, Any]) -> ModelOutput:
-        raise NotImplementedError
 
-
-def encode(encoder: nn.Module, given: Mapping[str, Any], side: str = ""):
+def encode(encoder: nn.Module, inputs: Mapping[str, Any], side: str = ""):
     """Return the encoder's output for one side's text, and its mask; missing tensors fall back to unprefixed ones."""
-    found = {name: first_given(given.get(f"{side}{name}"), given.get(name)) for name in TEXT}
-    outputs = encoder(**{name: value for name, value in found.items() if value is not None})
-    return outputs, found["attention_mask"]
+    tensors = {name: first_present(inputs.get(f"{side}{name}"), inputs.get(name)) for name in TEXT}
+    outputs = encoder(**{name: value for name, value in tensors.items() if value is not None})
+    return outputs, tensors["attention_mask"]
 
 
 def pooled_by(pooler: SequencePooler, outputs: Any, mask: Any) -> torch.Tensor:
@@ -202,15 +108,15 @@ class Criteria(_Model):
     ):
         super().__init__()
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        labels = first_given(task.get("num_labels"), head.get("num_labels"), num_labels)
+        labels = first_present(task.get("num_labels"), head.get("num_labels"), num_labels)
         options = classifier_of(head, labels, classifier_dropout, classifier_layer_num, classifier_hidden_dims)
         self.encoder = AutoModel.from_pretrained(model_name)
         width = self.encoder.config.hidden_size
         self.pooler = SequencePooler(width, pooling_of(head, task))
         self.classifier = ClassificationHead(width, **options)
 
-    def answer(self, given: Mapping[str, Any]) -> CriteriaOutput:
-        return CriteriaOutput(self.classifier(pooled_by(self.pooler, *encode(self.encoder, given))))
+    def answer(self, inputs: Mapping[str, Any]) -> CriteriaOutput:
+        return CriteriaOutput(self.classifier(pooled_by(self.pooler, *encode(self.encoder, inputs))))
 
 
 class Evidence(_Model):
@@ -226,12 +132,12 @@ class Evidence(_Model):
     ):
         super().__init__()
         head, task = dict(head_cfg or {}), dict(task_cfg or {})
-        layers = first_given(head.get("layers"), task.get("layers"), 1)
+        layers = first_present(head.get("layers"), task.get("layers"), 1)
         self.encoder = AutoModel.from_pretrained(model_name)
         self.span_head = SpanPredictionHead(self.encoder.config.hidden_size, **span_of(head, layers, dropout_prob))
 
-    def answer(self, given: Mapping[str, Any]) -> EvidenceOutput:
-        return EvidenceOutput(*self.span_head(encode(self.encoder, given)[0].last_hidden_state))
+    def answer(self, inputs: Mapping[str, Any]) -> EvidenceOutput:
+        return EvidenceOutput(*self.span_head(encode(self.encoder, inputs)[0].last_hidden_state))
 
 
 class Share(_Model):
@@ -259,8 +165,8 @@ class Share(_Model):
         self.criteria_head = ClassificationHead(width, **options)
         self.evidence_head = SpanPredictionHead(width, **span_of(evidence, span_depth(evidence), evidence_dropout))
 
-    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
-        outputs, mask = encode(self.encoder, given)
+    def answer(self, inputs: Mapping[str, Any]) -> ShareOutput:
+        outputs, mask = encode(self.encoder, inputs)
         logits = self.criteria_head(pooled_by(self.pooler, outputs, mask))
         return ShareOutput(logits, *self.evidence_head(outputs.last_hidden_state))
 
@@ -290,7 +196,7 @@ class Joint(_Model):
         labels = labels_of(criteria, task, criteria_num_labels)
         options = classifier_of(criteria, labels, criteria_dropout, criteria_layer_num, criteria_hidden_dims)
         names = ("criteria_model_name", "evidence_model_name")
-        first, second = (first_given(task.get(name), shared.get(name), model_name) for name in names)
+        first, second = (first_present(task.get(name), shared.get(name), model_name) for name in names)
         self.criteria_encoder, self.evidence_encoder = (
             AutoModel.from_pretrained(first),
             AutoModel.from_pretrained(second),
@@ -299,7 +205,7 @@ class Joint(_Model):
         self.pooler = SequencePooler(ours, pooling_of(criteria, task))
         self.criteria_head = ClassificationHead(ours, **options)
         self.align = nn.Identity() if ours == theirs else nn.Linear(ours, theirs)
-        self.fusion_dropout = nn.Dropout(first_given(shared.get("dropout"), fusion_dropout))
+        self.fusion_dropout = nn.Dropout(first_present(shared.get("dropout"), fusion_dropout))
         self.evidence_head = SpanPredictionHead(theirs, **span_of(evidence, span_depth(evidence), evidence_dropout))
 
     def forward(  # type: ignore[override]
@@ -319,13 +225,13 @@ class Joint(_Model):
         """Return a JointOutput, or a tuple with return_dict=False; missing tensors fall back to unprefixed ones."""
         first = (criteria_input_ids, criteria_attention_mask, criteria_token_type_ids)
         second = (evidence_input_ids, evidence_attention_mask, evidence_token_type_ids)
-        own = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}
-        own |= {f"evidence_{name}": value for name, value in zip(TEXT, second, strict=True)}
-        return self._answer(batch, own | more, return_dict)
+        inputs = {f"criteria_{name}": value for name, value in zip(TEXT, first, strict=True)}
+        inputs |= {f"evidence_{name}": value for name, value in zip(TEXT, second, strict=True)}
+        return self._answer(batch, inputs | more, return_dict)
 
-    def answer(self, given: Mapping[str, Any]) -> ShareOutput:
-        pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, given, "criteria_"))
-        hidden = encode(self.evidence_encoder, given, "evidence_")[0].last_hidden_state
+    def answer(self, inputs: Mapping[str, Any]) -> ShareOutput:
+        pooled = pooled_by(self.pooler, *encode(self.criteria_encoder, inputs, "criteria_"))
+        hidden = encode(self.evidence_encoder, inputs, "evidence_")[0].last_hidden_state
         start, end = self.evidence_head(hidden + self.fusion_dropout(self.align(pooled))[:, None])
         return JointOutput(self.criteria_head(pooled), start, end)
 

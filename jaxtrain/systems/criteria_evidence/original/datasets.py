@@ -92,10 +92,10 @@ class _Dataset(torch.utils.data.Dataset):
         return len(self.rows)
 
     def tokens(self, index: int, text: str, length: int, offsets: bool = False) -> Any:
-        given = (text, self.criteria[index]) if self.pair else (text,)
+        texts = (text, self.criteria[index]) if self.pair else (text,)
         options: dict[str, Any] = {"padding": self.padding, "truncation": self.truncation, "max_length": length}
         options |= {"return_offsets_mapping": True} if offsets else {}
-        return self.tokenizer(*given, **options, return_tensors="pt")
+        return self.tokenizer(*texts, **options, return_tensors="pt")
 
     def answered(self, index: int, context: str, answer: str, length: int) -> dict[str, torch.Tensor]:
         """Return the context's tokens, and the answer's first and last token; raises ValueError if it is not found."""
@@ -103,8 +103,8 @@ class _Dataset(torch.utils.data.Dataset):
         encoding = self.tokens(index, context, length, offsets=True)
         places = [tuple(int(x) for x in pair) for pair in plain(encoding["offset_mapping"])]
         first, last = token_span_from_char(places, start, end, encoding.sequence_ids(0) if self.pair else None)
-        found = {name: value for name, value in rowed(encoding).items() if name != "offset_mapping"}
-        return found | {"start_positions": torch.tensor(first), "end_positions": torch.tensor(last)}
+        item = {name: value for name, value in rowed(encoding).items() if name != "offset_mapping"}
+        return item | {"start_positions": torch.tensor(first), "end_positions": torch.tensor(last)}
 
     def label(self, index: int, column: str) -> torch.Tensor:
         return torch.tensor(int(self.rows[index][column]), dtype=torch.long)
@@ -153,8 +153,8 @@ class CriteriaDataset(_Dataset):
         super().__init__(csv_path, tokenizer, max_length, (text_column, label_column), *options)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = rowed(self.tokens(index, self.rows[index][self.text_column], self.max_length))
-        return found | {"labels": self.label(index, self.label_column)}
+        item = rowed(self.tokens(index, self.rows[index][self.text_column], self.max_length))
+        return item | {"labels": self.label(index, self.label_column)}
 
 
 class EvidenceDataset(_Dataset):
@@ -259,9 +259,9 @@ class JointDataset(_Dataset):
         self.tokenizer = self.evidence_tokenizer
         second = self.answered(index, row[self.context_column], row[self.sentence_column], self.evidence_max_length)
         spans = {name: second.pop(name) for name in ("start_positions", "end_positions")}
-        found = {f"criteria_{name}": value for name, value in first.items()}
-        found |= {f"evidence_{name}": value for name, value in second.items()}
-        return found | {"labels": self.label(index, self.label_column)} | spans
+        item = {f"criteria_{name}": value for name, value in first.items()}
+        item |= {f"evidence_{name}": value for name, value in second.items()}
+        return item | {"labels": self.label(index, self.label_column)} | spans
 
 
 def as_tokenizer(tokenizer: Any) -> Any:

@@ -63,8 +63,8 @@ class TransformerEncoder(nn.Module):
 
     def encode_texts(self, texts: Sequence[str], device: torch.device | str | None = None) -> torch.Tensor:
         """Return the vectors [text, width] of texts, in the encoder's present mode, on `device` or where it is."""
-        place = next(self.encoder.parameters()).device if device is None else device
-        tokens = self.tokenize(list(texts)).to(place)
+        target = next(self.encoder.parameters()).device if device is None else device
+        tokens = self.tokenize(list(texts)).to(target)
         return self(tokens["input_ids"], tokens["attention_mask"])
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

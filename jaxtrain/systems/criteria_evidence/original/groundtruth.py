@@ -100,18 +100,20 @@ def criteria_table(
     rows = [{new: row.get(old) for new, old in read.items()} for row in annotations]
     for row in rows:
         row["label"] = normalize_status(row["status"], field_map["status_values"])
-    kept = [row for row in rows if row["label"] is not None]
-    if len(kept) < len(rows):
-        log.warning("%d of %d annotations have a status that means nothing; dropped", len(rows) - len(kept), len(rows))
-        kept = [{**row, "label": float(row["label"])} for row in kept]
-    kept = _known(kept, posts, criterion_ids, field_map)
+    labelled = [row for row in rows if row["label"] is not None]
+    if len(labelled) < len(rows):
+        log.warning(
+            "%d of %d annotations have a status that means nothing; dropped", len(rows) - len(labelled), len(rows)
+        )
+        labelled = [{**row, "label": float(row["label"])} for row in labelled]
+    labelled = _known(labelled, posts, criterion_ids, field_map)
     if not field_map["validation"].get("drop_duplicates", True):
-        return kept
+        return labelled
     first: dict[tuple, dict] = {}
-    for row in kept:
+    for row in labelled:
         first.setdefault((row["post_id"], row["criterion_id"]), row)
-    if len(first) < len(kept):
-        log.warning("%d annotations repeat a (post, criterion) pair; the first one is kept", len(kept) - len(first))
+    if len(first) < len(labelled):
+        log.warning("%d annotations repeat a (post, criterion) pair; the first one is kept", len(labelled) - len(first))
     return list(first.values())
 
 
@@ -158,10 +160,10 @@ def validate_strict_separation(criteria: Sequence[Mapping], evidence: Sequence[M
 
 
 def _columns(
-    annotations: Sequence[Mapping], names: Mapping[str, str], wanted: Sequence[str], given: Iterable[str]
+    annotations: Sequence[Mapping], names: Mapping[str, str], required: Sequence[str], present: Iterable[str]
 ) -> dict[str, str]:
-    columns = {name: names.get(name, name) for name in wanted}
-    known = {*map(str, given), *(key for row in annotations for key in row)}
+    columns = {name: names.get(name, name) for name in required}
+    known = {*map(str, present), *(key for row in annotations for key in row)}
     absent = [column for column in columns.values() if column not in known]
     if absent:
         raise UserError(f"annotations: missing columns {', '.join(absent)}; they have {', '.join(sorted(known))}")

@@ -84,10 +84,10 @@ def load_field_map(config_path: str | pathlib.Path) -> dict[str, Any]:
     """Read a configs/data/field_map.yaml as a dict; missing entries take the original's values."""
     from omegaconf import OmegaConf
 
-    found = OmegaConf.to_container(
+    content = OmegaConf.to_container(
         OmegaConf.merge(OmegaConf.create(FIELD_MAP), OmegaConf.load(config_path)), resolve=True
     )
-    return dict(found)  # type: ignore[arg-type]
+    return dict(content)  # type: ignore[arg-type]
 
 
 def load_dsm_criteria(path: str | pathlib.Path) -> list[dict[str, str]]:
@@ -116,8 +116,8 @@ class GroundTruthValidator:
         validate_strict_separation([], df, self.field_map)
         return True
 
-    def _columns(self, df: Any, wanted: Iterable[str]) -> None:
-        absent = [name for name in wanted if name not in df.columns]
+    def _columns(self, df: Any, names: Iterable[str]) -> None:
+        absent = [name for name in names if name not in df.columns]
         if absent:
             raise UserError(f"ground truth: missing columns {', '.join(absent)}; it has {', '.join(df.columns)}")
         unknown = sorted({str(one) for one in df["criterion_id"] if one not in self.valid_criterion_ids})
@@ -135,9 +135,9 @@ def parse_cases_field(cases_value: Any) -> list[Any]:
     return groundtruth.parse_cases(cases_value)
 
 
-def _ids(given: Iterable[str] | None, rows: list[dict[str, Any]], field_map: Mapping[str, Any]) -> Iterable[str]:
+def _ids(ids: Iterable[str] | None, rows: list[dict[str, Any]], field_map: Mapping[str, Any]) -> Iterable[str]:
     """Return the known criteria: the given ones, or all that occur."""
-    return [row.get(field_map["annotations"]["criterion_id"]) for row in rows] if given is None else given
+    return [row.get(field_map["annotations"]["criterion_id"]) for row in rows] if ids is None else ids
 
 
 def _records(table: Any) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ PRECISIONS = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class OriginalValues:
     """Values of a config file, looked up under `training` and `dataset` or at the top level."""
 
     values: Mapping[str, Any]
@@ -71,32 +71,32 @@ def convert(original: Mapping[str, Any]) -> dict[str, Any]:
     columns and models; criteria otherwise. The original's batch is one micro-batch, so data.batch_size is batch x
     accumulation.
     """
-    found = Found(original)
-    accumulate = found.get("gradient_accumulation_steps", "gradient_accumulation", default=1)
+    values = OriginalValues(original)
+    accumulate = values.get("gradient_accumulation_steps", "gradient_accumulation", default=1)
     architecture = _architecture(original)
-    checkpointing = [found.get(name) for name in ("gradient_checkpointing", "model.gradient_checkpointing")]
+    checkpointing = [values.get(name) for name in ("gradient_checkpointing", "model.gradient_checkpointing")]
     return {
         "task": f"criteria_evidence.{architecture}",
-        "seed": found.get("seed", default=42),
-        "deterministic": found.get("deterministic", default=True),
+        "seed": values.get("seed", default=42),
+        "deterministic": values.get("deterministic", default=True),
         "model": _model(original, architecture),
-        "data": _data(found, original.get("dataset") or {}, accumulate, architecture),
-        "loss": _given(weights=_section(found.get("loss_weights"))),
-        "optim": _optim(found),
-        "train": _given(
-            epochs=found.get("epochs", "num_epochs", default=10),
+        "data": _data(values, original.get("dataset") or {}, accumulate, architecture),
+        "loss": _without_none(weights=_section(values.get("loss_weights"))),
+        "optim": _optim(values),
+        "train": _without_none(
+            epochs=values.get("epochs", "num_epochs", default=10),
             accumulate_steps=accumulate,
-            log_every_steps=found.get("logging_steps"),
+            log_every_steps=values.get("logging_steps"),
             remat="full" if any(checkpointing) else None,
         ),
-        "evaluation": _evaluation(found, architecture),
-        "precision": {"policy": _precision(found), "matmul": _matmul(found)},
+        "evaluation": _evaluation(values, architecture),
+        "precision": {"policy": _precision(values), "matmul": _matmul(values)},
         "tracking": _tracking(original.get("mlflow") or {}),
-        "run": _given(dir=_at(original, ["hydra", "run", "dir"])),
+        "run": _without_none(dir=_at(original, ["hydra", "run", "dir"])),
     }
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -120,45 +120,47 @@ def _architecture(original: Mapping[str, Any]) -> str:
 
 def _model(original: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     model = original.get("model") or {}
-    found = _given(
+    options = _without_none(
         pretrained=model.get("pretrained_model", model.get("encoder_name", model.get("criteria_model"))),
         evidence_pretrained=model.get("evidence_model"),
         fusion_dropout=_at(model, ["fusion", "dropout"]),
         lora=_lora(model.get("lora") or {}) or None,
     )
     heads = {"criteria": _head(model.get("criteria") or {}), "evidence": _head(model.get("evidence") or {})}
-    own = "evidence" if architecture == "evidence" else "criteria"
+    side = "evidence" if architecture == "evidence" else "criteria"
     plain = {"dropout": model.get("classifier_dropout", model.get("dropout"))}
     plain |= {"layers": model.get("classifier_layer_num"), "hidden": model.get("classifier_hidden_dims") or None}
-    heads[own] = _given(**plain) | heads[own]
+    heads[side] = _without_none(**plain) | heads[side]
     if architecture in ("share", "joint"):
-        heads["evidence"] = _given(dropout=model.get("dropout")) | heads["evidence"]
-    return found | {name: head for name, head in heads.items() if head}
+        heads["evidence"] = _without_none(dropout=model.get("dropout")) | heads["evidence"]
+    return options | {name: head for name, head in heads.items() if head}
 
 
 def _head(head: Mapping[str, Any]) -> dict[str, Any]:
-    return _given(dropout=head.get("dropout"), layers=head.get("layer_num"), hidden=head.get("hidden_dims") or None)
+    return _without_none(
+        dropout=head.get("dropout"), layers=head.get("layer_num"), hidden=head.get("hidden_dims") or None
+    )
 
 
 def _lora(lora: Mapping[str, Any]) -> dict[str, Any]:
-    return _given(**{name: lora.get(name) for name in ("enabled", "r", "alpha", "dropout")})
+    return _without_none(**{name: lora.get(name) for name in ("enabled", "r", "alpha", "dropout")})
 
 
-def _data(found: Found, dataset: Mapping[str, Any], accumulate: int, architecture: str) -> dict[str, Any]:
+def _data(values: OriginalValues, dataset: Mapping[str, Any], accumulate: int, architecture: str) -> dict[str, Any]:
     lengths = ("max_length", "model.max_length")
     posts = ("evidence_max_length", *(() if architecture == "criteria" else lengths))
-    return _given(
+    return _without_none(
         path=dataset.get("path"),
         sentence_column=dataset.get("text_column", dataset.get("answer_column", dataset.get("sentence_column"))),
         status_column=dataset.get("label_column"),
         context_column=dataset.get("context_column"),
         ratios=_ratios(dataset.get("splits")),
-        max_length=found.get("criteria_max_length", *lengths),
-        evidence_max_length=found.get(*posts),
-        batch_size=found.get("train_batch_size", "batch_size", default=16) * accumulate,
-        eval_batch_size=found.get("eval_batch_size", default=32),
-        num_workers=found.get("num_workers", default=8),
-        prefetch_batches=found.get("prefetch_factor", default=2),
+        max_length=values.get("criteria_max_length", *lengths),
+        evidence_max_length=values.get(*posts),
+        batch_size=values.get("train_batch_size", "batch_size", default=16) * accumulate,
+        eval_batch_size=values.get("eval_batch_size", default=32),
+        num_workers=values.get("num_workers", default=8),
+        prefetch_batches=values.get("prefetch_factor", default=2),
     )
 
 
@@ -175,56 +177,56 @@ def _ratios(splits: Any) -> list[float] | None:
     return [*shares, 0.0][:3]
 
 
-def _optim(found: Found) -> dict[str, Any]:
-    beta1, beta2 = found.get("optimizer.betas", default=(0.9, 0.999))
-    default = "constant" if found.is_null("scheduler") else "cosine"
+def _optim(values: OriginalValues) -> dict[str, Any]:
+    beta1, beta2 = values.get("optimizer.betas", default=(0.9, 0.999))
+    default = "constant" if values.is_null("scheduler") else "cosine"
     names = ("scheduler.type", "scheduler.name")
-    schedule = {"name": found.one(SCHEDULES, *names, default=default)}
-    steps = found.get("scheduler.warmup_steps")
-    if schedule["name"] != "constant" or str(found.get(*names, default=default)).lower() == WARMED:
-        ratio = found.get("scheduler.warmup_ratio", "warmup_ratio", default=0.06)
+    schedule = {"name": values.one(SCHEDULES, *names, default=default)}
+    steps = values.get("scheduler.warmup_steps")
+    if schedule["name"] != "constant" or str(values.get(*names, default=default)).lower() == WARMED:
+        ratio = values.get("scheduler.warmup_ratio", "warmup_ratio", default=0.06)
         schedule |= {"warmup_steps": steps} if steps is not None else {"warmup_ratio": ratio}
     if schedule["name"] == "cosine_with_restarts":
-        schedule |= _given(cycles=found.get("scheduler.num_cycles"))
-    name = str(found.get("optimizer.name", default="adamw")).lower()
+        schedule |= _without_none(cycles=values.get("scheduler.num_cycles"))
+    name = str(values.get("optimizer.name", default="adamw")).lower()
     return {
         "name": name,
-        **({"momentum": found.get("optimizer.momentum", default=0.9)} if name == "sgd" else {}),
-        "lr": found.get("learning_rate", default=2e-5),
-        "weight_decay": found.get("weight_decay", "optimizer.weight_decay", default=0.01),
+        **({"momentum": values.get("optimizer.momentum", default=0.9)} if name == "sgd" else {}),
+        "lr": values.get("learning_rate", default=2e-5),
+        "weight_decay": values.get("weight_decay", "optimizer.weight_decay", default=0.01),
         "beta1": beta1,
         "beta2": beta2,
-        "eps": found.get("optimizer.eps", default=1e-8),
-        "clip_norm": found.get("gradient_clip", "max_grad_norm", default=1.0) or None,
+        "eps": values.get("optimizer.eps", default=1e-8),
+        "clip_norm": values.get("gradient_clip", "max_grad_norm", default=1.0) or None,
         "schedule": schedule,
     }
 
 
-def _evaluation(found: Found, architecture: str) -> dict[str, Any]:
+def _evaluation(values: OriginalValues, architecture: str) -> dict[str, Any]:
     known = METRICS.get(architecture, METRICS["share"]) | {"loss": "loss"}
-    named = str(found.get("early_stopping.metric", "monitor_metric", default=next(iter(known))))
+    named = str(values.get("early_stopping.metric", "monitor_metric", default=next(iter(known))))
     metric = named.removeprefix("validation_").removeprefix("val_")
-    if architecture != "criteria" and metric in METRICS["criteria"] and isinstance(found.get("task"), Mapping):
+    if architecture != "criteria" and metric in METRICS["criteria"] and isinstance(values.get("task"), Mapping):
         metric = next(iter(known))  # the group `training` monitors the classifier for every task
     if metric not in known:
         raise UserError(f"early_stopping.metric is {named!r}, wanted val_ and one of {', '.join(known)}")
     return {
         "metric": known[metric],
-        "mode": found.get("early_stopping.mode", "monitor_mode", default="max"),
-        "patience": found.get("early_stopping.patience", default=3),
-        "min_delta": found.get("early_stopping.min_delta", default=1e-4),
+        "mode": values.get("early_stopping.mode", "monitor_mode", default="max"),
+        "patience": values.get("early_stopping.patience", default=3),
+        "min_delta": values.get("early_stopping.min_delta", default=1e-4),
         "test": True,
     }
 
 
-def _precision(found: Found) -> str:
-    enabled = all(found.get(name, default=True) for name in ("amp.enabled", "use_amp", "mixed_precision"))
-    policy = found.one(PRECISIONS, "amp.dtype", "amp_dtype", default="float16")
+def _precision(values: OriginalValues) -> str:
+    enabled = all(values.get(name, default=True) for name in ("amp.enabled", "use_amp", "mixed_precision"))
+    policy = values.one(PRECISIONS, "amp.dtype", "amp_dtype", default="float16")
     return policy if enabled else "fp32"
 
 
-def _matmul(found: Found) -> str:
-    return "highest" if found.get("tf32_enabled") is False else "default"
+def _matmul(values: OriginalValues) -> str:
+    return "highest" if values.get("tf32_enabled") is False else "default"
 
 
 def _tracking(mlflow: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,13 +264,13 @@ def best(values: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{', '.join(unknown)}: no counterpart here; known are {', '.join((*BEST, *BATCH, *ACCUMULATE))}"
         )
-    found = {setting: value for name, value in values.items() for setting in BEST.get(name, ())}
-    if "optim.schedule.name" in found:
-        found["optim.schedule.name"] = Found(values).one(SCHEDULES, "scheduler", default="cosine")
+    settings = {setting: value for name, value in values.items() for setting in BEST.get(name, ())}
+    if "optim.schedule.name" in settings:
+        settings["optim.schedule.name"] = OriginalValues(values).one(SCHEDULES, "scheduler", default="cosine")
     accumulate = next((values[name] for name in ACCUMULATE if name in values), None)
     batch = next((values[name] for name in BATCH if name in values), None)
-    found |= _given(**{"train.accumulate_steps": accumulate})
-    return found | _given(**{"data.batch_size": None if batch is None else batch * (accumulate or 1)})
+    settings |= _without_none(**{"train.accumulate_steps": accumulate})
+    return settings | _without_none(**{"data.batch_size": None if batch is None else batch * (accumulate or 1)})
 
 
 TRAINING = (

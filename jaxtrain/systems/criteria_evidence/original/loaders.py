@@ -31,11 +31,11 @@ def get_optimal_dataloader_kwargs(
     cpus = os.cpu_count() or 1
     if num_workers is None:
         num_workers = min(cpus, 8) if cuda else min(cpus // 2, 4)
-    found: dict[str, Any] = {"num_workers": num_workers, "pin_memory": cuda if pin_memory is None else pin_memory}
-    found["persistent_workers"] = num_workers > 0 and (persistent_workers is None or persistent_workers)
+    options: dict[str, Any] = {"num_workers": num_workers, "pin_memory": cuda if pin_memory is None else pin_memory}
+    options["persistent_workers"] = num_workers > 0 and (persistent_workers is None or persistent_workers)
     if num_workers > 0 and prefetch_factor is not None:
-        found["prefetch_factor"] = prefetch_factor
-    return found
+        options["prefetch_factor"] = prefetch_factor
+    return options
 
 
 def random_split_indices(size: int, seed: int = 42) -> dict[str, list[int]]:
@@ -86,8 +86,8 @@ def group_split_by_post_id(
     if abs(train_ratio + val_ratio + test_ratio - 1) > 1e-6:
         raise UserError(f"train, val and test ratios add up to {train_ratio + val_ratio + test_ratio:g}, wanted 1")
     ids = df[post_id_col].tolist() if hasattr(df, "columns") else list(df)
-    found = splits.group_names_split(list(dict.fromkeys(ids)), random_seed, (train_ratio, val_ratio, test_ratio))
-    return found["train"], found["validation"], found["test"]
+    names = splits.group_names_split(list(dict.fromkeys(ids)), random_seed, (train_ratio, val_ratio, test_ratio))
+    return names["train"], names["validation"], names["test"]
 
 
 def save_splits_json(
@@ -111,9 +111,9 @@ def load_splits_json(splits_path: str | pathlib.Path) -> dict[str, Any]:
     path = pathlib.Path(splits_path)
     if not path.is_file():
         raise datasets.MissingFile(f"{path}: no such splits file; group_split_by_post_id makes one")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    splits.check_disjoint({name: found.get(name, []) for name in NAMES})
-    return found
+    content = json.loads(path.read_text(encoding="utf-8"))
+    splits.check_disjoint({name: content.get(name, []) for name in NAMES})
+    return content
 
 
 # --- by shares ---------------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ class ClassificationDataset(Dataset):
         encoded = tokenizer(*texts, **options)
         self.input_ids, self.attention_mask = encoded["input_ids"], encoded["attention_mask"]
         self.labels = torch.tensor(dataframe[label_column].tolist(), dtype=self.DTYPES[label_dtype])
-        own = lambda name: dataframe[name].tolist() if name in dataframe.columns else None
-        self.post_ids, self.criterion_ids = own("post_id"), own("criterion_id")
-        self.criterion_indices = own("criterion_index")
+        column = lambda name: dataframe[name].tolist() if name in dataframe.columns else None
+        self.post_ids, self.criterion_ids = column("post_id"), column("criterion_id")
+        self.criterion_indices = column("criterion_index")
 
     def __len__(self) -> int:
         return len(self.labels)

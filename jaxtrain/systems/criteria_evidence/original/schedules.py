@@ -5,14 +5,14 @@ import math
 from jaxtrain.optim.schedules import Schedule
 
 
-def schedule(config, given, steps_per_epoch: int):
+def schedule(config, core_schedule, steps_per_epoch: int):
     """Return transformers' schedule with one extra step per epoch under `compat: original`, else the given schedule.
 
     The schedules step, wsd and plateau are always as given.
     """
     settings = config.optim.schedule
     if config.compat != "original" or settings.name in ("step", "wsd", "plateau"):
-        return given
+        return core_schedule
     warmup = settings.warmup_steps or int((settings.warmup_ratio or 0) * config.train.steps)
     # The original computes the schedule's length in micro-batches, not in updates.
     total = config.train.steps * config.train.accumulate_steps

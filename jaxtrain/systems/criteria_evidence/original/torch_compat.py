@@ -59,12 +59,12 @@ def print_system_info() -> dict[str, str]:
     """Print the versions of Python, torch and CUDA and the names of the GPUs; return them as a dict."""
     import platform
 
-    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
     for i in range(torch.cuda.device_count()):
-        found[f"gpu {i}"] = torch.cuda.get_device_name(i)
-    for name, value in found.items():
+        versions[f"gpu {i}"] = torch.cuda.get_device_name(i)
+    for name, value in versions.items():
         print(f"{name}: {value}")
-    return found
+    return versions
 
 
 def compute_total_steps(num_batches: int, gradient_accumulation_steps: int, num_epochs: int) -> int:

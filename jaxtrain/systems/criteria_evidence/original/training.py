@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jaxtrain.compat.synced_objects import SyncedObjects
 from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
 from jaxtrain.systems.criteria_evidence import metrics as scores
@@ -48,7 +49,7 @@ def _alias(name: str) -> Any:
     return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
 
 
-class Trainer:
+class Trainer(SyncedObjects):
     """Trainer of a classifier on batches of input_ids, attention_mask and labels.
 
     criterion: a torch loss of (logits, labels). scheduler: a torch lr_scheduler, stepped after every update and, as in
@@ -104,9 +105,6 @@ class Trainer:
         self.best_metric_value = float("-inf") if early_stopping_mode == "max" else float("inf")
         self.patience_counter = self.global_step = self.current_epoch = 0
         self.training_history: list[Scores] = []  # the metrics of every epoch
-        self._current: StepOrTorch | None = None
-        self._options: tuple = ()
-        self._watch()
 
     # --- aliases: other trainers' names ---------------------------------------------------------------------------
 
@@ -119,60 +117,21 @@ class Trainer:
         """Return the number of updates per epoch; an incomplete last group makes none."""
         return len(self.train_loader) // self.gradient_accumulation_steps
 
-    # --- torch's objects ------------------------------------------------------------------------------------------
+    # --- the compiled step ----------------------------------------------------------------------------------------
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """Return the torch model with the current weights."""
-        self._sync()
-        return self._model
+    def _step_parts(self) -> tuple:
+        options = (self.gradient_clip, self.gradient_accumulation_steps, self.use_amp)
+        return self._model, self._optimizer, self.criterion, *options
 
-    @model.setter
-    def model(self, model: torch.nn.Module) -> None:
-        self._sync()
-        self._model = model
-        self._forget()
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return the torch optimizer with the current state."""
-        self._sync()
-        return self._optimizer
-
-    @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._sync()
-        self._optimizer = optimizer
-        self._forget()
-        self._watch()
-
-    def _sync(self) -> None:
-        if self._current is not None:
-            self._current.sync()
-
-    def _watch(self) -> None:
-        """Drop the compiled step after each load_state_dict of the optimizer, so the next one reads its new state."""
-        if isinstance(self._optimizer, torch.optim.Optimizer):
-            self._optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
-
-    def _forget(self) -> None:
-        self._current = None
-
-    def _step(self) -> StepOrTorch:
-        """Return the step for the current options; build a new one if an option has changed."""
-        options = (self.gradient_clip, self.gradient_accumulation_steps, self.use_amp, id(self.criterion))
-        if self._current is None or self._options != options:
-            self._sync()
-            self._options = options
-            self._current = StepOrTorch(
-                self._model,
-                self._loss,
-                self._optimizer,
-                clip_norm=self.gradient_clip or None,
-                precision="bf16" if self.use_amp else "fp32",
-                say=lambda line: warnings.warn(f"Trainer: {line}", stacklevel=2),
-            )
-        return self._current
+    def _new_step(self) -> StepOrTorch:
+        return StepOrTorch(
+            self._model,
+            self._loss,
+            self._optimizer,
+            clip_norm=self.gradient_clip or None,
+            precision="bf16" if self.use_amp else "fp32",
+            say=lambda line: warnings.warn(f"Trainer: {line}", stacklevel=2),
+        )
 
     def _loss(self, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
         loss, logits = self.compute_loss(model, batch)
@@ -195,12 +154,12 @@ class Trainer:
         Without `update` the gradients are accumulated for the next call.
         """
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        _, found = self._step()(tensors, update=update)
+        _, values = self._step()(tensors, update=update)
         if update:
             if self.scheduler is not None:
                 self.scheduler.step()
             self.global_step += 1
-        return found
+        return values
 
     def train_epoch(self, epoch: int = 0) -> Scores:
         """Run one pass over the training data; return train_loss (mean over batches) and train_accuracy.
@@ -212,9 +171,9 @@ class Trainer:
         losses, correct, seen = [], [], 0
         for index, batch in enumerate(self.train_loader):
             update = (index + 1) % self.gradient_accumulation_steps == 0
-            found = self.training_step(batch, update)
-            losses.append(found["loss"])
-            correct.append(found["correct"])
+            values = self.training_step(batch, update)
+            losses.append(values["loss"])
+            correct.append(values["correct"])
             seen += len(batch["labels"])
             if update and self.global_step % self.logging_steps == 0:
                 rate = self._optimizer.param_groups[0]["lr"]
@@ -239,8 +198,8 @@ class Trainer:
             labels.append(to_numpy(batch["labels"]))
         if not losses:
             raise UserError("val_loader gave no batch")
-        found = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)
-        return found | {"val_loss": float(np.mean(losses))}
+        metrics = scores.validation_scores(np.concatenate(logits), np.concatenate(labels), 1)
+        return metrics | {"val_loss": float(np.mean(losses))}
 
     def train(self) -> Scores:
         """Train until the last epoch or `patience` epochs without improvement; return best_<metric> and total_epochs.
@@ -250,21 +209,21 @@ class Trainer:
         epochs = 0
         for epoch in range(self.num_epochs):
             self.current_epoch, started = epoch, time.time()
-            found = {**_of_epoch(self.train_epoch, epoch), **_of_epoch(self.validate, epoch)}
+            metrics = {**_of_epoch(self.train_epoch, epoch), **_of_epoch(self.validate, epoch)}
             if self.scheduler is not None:
                 self.scheduler.step()
-            found |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
-            found["epoch_time"] = time.time() - started
-            self.training_history.append(dict(found))
-            self.log_metrics(found, epoch)
-            print(self.epoch_summary(found), flush=True)
+            metrics |= {"epoch": epoch + 1, "lr": self._optimizer.param_groups[0]["lr"]}
+            metrics["epoch_time"] = time.time() - started
+            self.training_history.append(dict(metrics))
+            self.log_metrics(metrics, epoch)
+            print(self.epoch_summary(metrics), flush=True)
             epochs = epoch + 1
-            if self.early_stopping_metric not in found:
+            if self.early_stopping_metric not in metrics:
                 raise UnknownMetric(
-                    f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(found))}"
+                    f"early_stopping_metric: {self.early_stopping_metric!r} is not among {', '.join(sorted(metrics))}"
                 )
-            improved = self.check_improvement(found[self.early_stopping_metric])
-            self.save_checkpoint(epoch, found, improved)
+            improved = self.check_improvement(metrics[self.early_stopping_metric])
+            self.save_checkpoint(epoch, metrics, improved)
             if self.patience_counter >= self.patience:
                 print(f"Early stopping after epoch {epochs}: {self.patience} without improvement", flush=True)
                 break
@@ -286,16 +245,16 @@ class Trainer:
         self.patience_counter = 0 if improved else self.patience_counter + 1
         return improved
 
-    def epoch_summary(self, found: Mapping[str, Any]) -> str:
+    def epoch_summary(self, metrics: Mapping[str, Any]) -> str:
         """Return the line that is printed after an epoch."""
         shown = ("train_loss", "train_accuracy", "val_loss", self.early_stopping_metric)
-        parts = [f"{name}: {found[name]:.4f}" for name in shown if isinstance(found.get(name), float)]
-        return f"Epoch {found['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {found['epoch_time']:.1f}s"
+        parts = [f"{name}: {metrics[name]:.4f}" for name in shown if isinstance(metrics.get(name), float)]
+        return f"Epoch {metrics['epoch']}/{self.num_epochs} - {' - '.join(parts)} - {metrics['epoch_time']:.1f}s"
 
     def log_metrics(self, values: Mapping[str, Any], step: int | None) -> None:
-        """Log to the script's active MLflow run, if there is one, or to a patched mlflow.log_metrics."""
+        """Log to the script's active MLflow run, if there is one, or to a replaced mlflow.log_metrics."""
         mlflow = globals().get("mlflow", sys.modules.get("mlflow"))
-        if mlflow is None or not (_is_patched(mlflow) or mlflow.active_run() is not None):
+        if mlflow is None or not (_is_replaced(mlflow) or mlflow.active_run() is not None):
             return
         numbers = {name: value for name, value in values.items() if value is not None}
         mlflow.log_metrics(numbers) if step is None else mlflow.log_metrics(numbers, step=step)
@@ -330,7 +289,7 @@ class Trainer:
         The original writes such files but cannot read them.
         """
         state = torch.load(path, map_location="cpu", weights_only=True)
-        self._sync()
+        self._forget_step()
         plain = getattr(self._model, "_orig_mod", self._model)  # torch.compile prefixes the keys
         plain.load_state_dict({key.removeprefix("_orig_mod."): x for key, x in state["model_state_dict"].items()})
         self._optimizer.load_state_dict(state["optimizer_state_dict"])
@@ -338,7 +297,6 @@ class Trainer:
             self.scheduler.load_state_dict(state["scheduler_state_dict"])
         self.current_epoch, self.global_step = state["epoch"], state["global_step"]
         self.best_metric_value = state["best_metric_value"]
-        self._forget()
         return state
 
 
@@ -351,7 +309,7 @@ def _of_epoch(method: Callable[..., Scores], epoch: int) -> Scores:
     return method(epoch)
 
 
-def _is_patched(mlflow: Any) -> bool:
-    """Return True if mlflow.log_metrics has been replaced, for example by a test."""
-    own = sys.modules.get("mlflow.tracking.fluent")
-    return own is not None and mlflow.log_metrics is not own.log_metrics
+def _is_replaced(mlflow: Any) -> bool:
+    """Return True for another log_metrics than mlflow's own, which would open a run and write mlflow.db."""
+    module = sys.modules.get("mlflow.tracking.fluent")
+    return module is not None and mlflow.log_metrics is not module.log_metrics

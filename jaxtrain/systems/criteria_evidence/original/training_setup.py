@@ -200,10 +200,10 @@ class Evaluator:
             labels.append(to_numpy(target))
             ids += list(batch.get("criterion_id", []))
         criteria = ids if len(ids) == sum(map(len, labels)) else ()
-        found = scores.evaluator_scores(
+        metrics = scores.evaluator_scores(
             self.task_type, np.concatenate(logits), np.concatenate(labels), 1, criteria, class_names
         )
-        return found | {"loss": float(np.mean(losses))}
+        return metrics | {"loss": float(np.mean(losses))}
 
     def predict(self, data_loader: Any) -> np.ndarray:
         """Return the most likely class of every row, int [row]. Raises UserError if the loader is empty."""

@@ -26,7 +26,7 @@ class Lesion:
     def apply(self, values):
         """Return values [batch, width] with the lesion. Raises UserError for a place outside the width."""
         width = values.shape[1]
-        wrong = [place for place in self.places if not -width <= place < width]
+        wrong = [column for column in self.places if not -width <= column < width]
         if wrong:
             raise UserError(f"lesion: {self.at} {wrong[:4]} lie outside the {width} there are")
         return values.at[:, jnp.asarray(self.places, jnp.int32)].multiply(self.factor)

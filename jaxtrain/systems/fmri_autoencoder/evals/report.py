@@ -50,14 +50,14 @@ def report_lesion(model, source, config, folder) -> list[pathlib.Path]:
     grid, affine = source.geometry
     batch = _batch(source, range(min(options.samples, len(source))))
     lesion = Lesion(options.at, options.places or _places(options.region, grid), options.factor)
-    found = jax.device_get(simulate(model, batch, lesion, options.ridge))
-    intact, changed = found["intact"], found["lesioned"]
+    effect = jax.device_get(simulate(model, batch, lesion, options.ridge))
+    intact, changed = effect["intact"], effect["lesioned"]
     moved = {
         name: {"mean": float(rms.mean()), "max": float(rms.max())} for name, rms in effects(intact, changed).items()
     }
     path = folder / "lesion.json"
-    told = {"at": lesion.at, "places": len(lesion.places), "factor": lesion.factor, "volumes": len(batch["fmri"])}
-    write_text(path, json.dumps({"lesion": told, "root mean square change": moved}, indent=1))
+    settings = {"at": lesion.at, "places": len(lesion.places), "factor": lesion.factor, "volumes": len(batch["fmri"])}
+    write_text(path, json.dumps({"lesion": settings, "root mean square change": moved}, indent=1))
     film, whole = _frames(batch["video"], intact["video"], config)
     rows = {"film": film, "intact": whole, "lesioned": _frames(batch["video"], changed["video"], config)[1]}
     files = [path, _draw_strip(folder / "lesion_frames.png", rows)]
@@ -102,10 +102,12 @@ def _evaluate(model, source, config):
         strip = _frames(batch["video"], outputs["video_recon"], config) if strip is None else strip
         subjects = batch.get("subject_id", np.zeros(len(batch["fmri"]), int))
         for subject in np.unique(subjects):
-            found = jax.device_get(voxel_sums(outputs["predicted_fmri"], batch["fmri"], subjects == subject))
-            known = sums.setdefault(int(subject), dict.fromkeys(found, 0.0))
-            sums[int(subject)] = {name: known[name] + np.asarray(value, np.float64) for name, value in found.items()}
-    return {subject: voxel_correlation(own) for subject, own in sums.items()}, strip
+            batch_sums = jax.device_get(voxel_sums(outputs["predicted_fmri"], batch["fmri"], subjects == subject))
+            known = sums.setdefault(int(subject), dict.fromkeys(batch_sums, 0.0))
+            sums[int(subject)] = {
+                name: known[name] + np.asarray(value, np.float64) for name, value in batch_sums.items()
+            }
+    return {subject: voxel_correlation(subject_sums) for subject, subject_sums in sums.items()}, strip
 
 
 def _frames(video, recon, config):
@@ -126,9 +128,9 @@ def _write_summary(path, maps, mean) -> pathlib.Path:
         "p90": float(np.percentile(values, 90)),
         "above_0.2": float((values > 0.2).mean()),
     }
-    found = {f"subject {subject}": describe(values) for subject, values in maps.items()}
-    found |= {"mean over subjects": describe(mean), "mean predictor": {"mean": 0.0}}
-    write_text(path, json.dumps(found, indent=1))
+    summary = {f"subject {subject}": describe(values) for subject, values in maps.items()}
+    summary |= {"mean over subjects": describe(mean), "mean predictor": {"mean": 0.0}}
+    write_text(path, json.dumps(summary, indent=1))
     return path
 
 

@@ -37,7 +37,7 @@ class SherlockDataset(ScanSource, Dataset):
     """
 
     generation = "gen1"
-    OWN: tuple[str, ...] = ("shared_data",)  # keywords that are not settings of the pipeline
+    KEYWORDS: tuple[str, ...] = ("shared_data",)  # keywords that are not settings of the pipeline
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class SherlockDataset(ScanSource, Dataset):
         max_trs: int | None = None,
         **options: Any,
     ):
-        unknown = sorted(set(options) - {*Data.model_fields, *self.OWN})
+        unknown = sorted(set(options) - {*Data.model_fields, *self.KEYWORDS})
         if unknown:
             raise UnknownOption(f"{type(self).__name__}: unexpected keyword argument {', '.join(unknown)}")
         if split not in SPLITS:
@@ -104,7 +104,7 @@ class SherlockDataset(ScanSource, Dataset):
         return (90, 160) if width == 90 * 160 * 3 else None
 
     def _prepared(self, data: dict, options: dict) -> dict[str, Any]:
-        return _run(_Given(Gen1Options(), Data(**data, **options)))
+        return _run(_Arrays(Gen1Options(), Data(**data, **options)))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         item = super().__getitem__(index)
@@ -174,7 +174,11 @@ class SherlockDataset(ScanSource, Dataset):
         """Return mean, std, min and max of every modality over the split's volumes."""
         stats = {}
         for name in KINDS:
-            columns = self.fmri if name == "fmri" else [own[name] for own in {id(s): s for s in self.stimuli}.values()]
+            columns = (
+                self.fmri
+                if name == "fmri"
+                else [stimuli[name] for stimuli in {id(s): s for s in self.stimuli}.values()]
+            )
             values = np.concatenate([np.asarray(column[self.times.start : self.times.stop]) for column in columns])
             stats[name] = {k: float(getattr(values, k)()) for k in ("mean", "std", "min", "max")}
         return stats
@@ -188,7 +192,7 @@ class MultimodalDataset(SherlockDataset):
     """
 
     generation = "head"
-    OWN = ("shared_data", "use_encodec", "encodec_sample_rate")
+    KEYWORDS = ("shared_data", "use_encodec", "encodec_sample_rate")
 
     def __init__(
         self,
@@ -246,7 +250,7 @@ class MultimodalDataset(SherlockDataset):
         options["normalize_fmri"] = "train" if options["normalize_fmri"] else "none"
         if not encodec:
             options["audio_sample_rate"] = rate
-        return _run(_Given(HeadOptions(use_encodec=encodec, text_dim=3072), Data(**data, **options)))
+        return _run(_Arrays(HeadOptions(use_encodec=encodec, text_dim=3072), Data(**data, **options)))
 
 
 def _tensor(value: np.ndarray) -> torch.Tensor:
@@ -254,7 +258,7 @@ def _tensor(value: np.ndarray) -> torch.Tensor:
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
-class _Given:
+class _Arrays:
     """Stand-in for a config, with only the parts that Settings.of reads."""
 
     compat = "correct"
@@ -263,8 +267,8 @@ class _Given:
         self.model, self.data = model, data
 
 
-def _run(given: _Given) -> dict[str, Any]:
-    recording = Pipeline(Settings.of(given)).run()
+def _run(source: _Arrays) -> dict[str, Any]:
+    recording = Pipeline(Settings.of(source)).run()
     width = lambda array: array.shape[1]
     dims = {name: width(array) for name, array in recording.stimuli.items()} | {"fmri": width(recording.fmri[0])}
     ids, length = recording.subject_ids, len(recording.fmri[0])
@@ -274,12 +278,12 @@ def _run(given: _Given) -> dict[str, Any]:
         "n_trs": length,
         "n_samples": len(ids) * length,
         "feature_dims": dims,
-        "tr": given.data.tr,
-        "apply_hrf": given.data.apply_hrf,
-        "mode": given.data.mode,
+        "tr": source.data.tr,
+        "apply_hrf": source.data.apply_hrf,
+        "mode": source.data.mode,
     }
-    found = {"stimuli": recording.stimuli, "fmri": recording.fmri, "mean": recording.mean, "std": recording.std}
-    return {**found, "metadata": metadata}
+    arrays = {"stimuli": recording.stimuli, "fmri": recording.fmri, "mean": recording.mean, "std": recording.std}
+    return {**arrays, "metadata": metadata}
 
 
 def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
@@ -287,24 +291,30 @@ def read_original_cache(path: pathlib.Path) -> dict[str, Any]:
     others."""
     with open(path, "rb") as file:
         try:
-            found = _Unpickler(file).load()
-            return _of_arrays(found, path)
+            content = _Unpickler(file).load()
+            return _of_arrays(content, path)
         except (pickle.UnpicklingError, UserError, EOFError, TypeError) as error:
             raise UserError(
                 f"{path}: not a cache of the original: {error}. Remove it to prepare the data anew"
             ) from None
 
 
-def _of_arrays(found: Mapping[str, Any], source: Any) -> dict[str, Any]:
+def _of_arrays(content: Mapping[str, Any], source: Any) -> dict[str, Any]:
     """Return a recording of the original's arrays [subject, volume, column]. Raises UserError if one is missing."""
-    missing = [name for name in DataDict.KEYS if name not in found]
+    missing = [name for name in DataDict.KEYS if name not in content]
     if missing:
-        held = ", ".join(map(str, list(found)[:6]))
+        held = ", ".join(map(str, list(content)[:6]))
         raise UserError(f"{source}: has no {', '.join(missing)}; it holds {held}")
-    arrays = {kind: found[f"{kind}_features"] for kind in KINDS}
+    arrays = {kind: content[f"{kind}_features"] for kind in KINDS}
     stimuli = [{kind: arrays[kind][i] for kind in KINDS[:3]} for i in range(len(arrays["fmri"]))]
     scale = {"mean": None, "std": None}
-    return {"stimuli": stimuli, "fmri": list(arrays["fmri"]), **scale, "metadata": found["metadata"], "arrays": arrays}
+    return {
+        "stimuli": stimuli,
+        "fmri": list(arrays["fmri"]),
+        **scale,
+        "metadata": content["metadata"],
+        "arrays": arrays,
+    }
 
 
 def _array(recording: Mapping[str, Any], kind: str, times: slice) -> np.ndarray:
@@ -312,11 +322,11 @@ def _array(recording: Mapping[str, Any], kind: str, times: slice) -> np.ndarray:
     if "arrays" in recording:
         return recording["arrays"][kind][:, times]
     if kind != "fmri" and not isinstance(recording["stimuli"], Mapping):
-        return np.stack([own[kind][times] for own in recording["stimuli"]])
+        return np.stack([scan[kind][times] for scan in recording["stimuli"]])
     if kind != "fmri":
         column = np.asarray(recording["stimuli"][kind][times])
         return np.broadcast_to(column, (len(recording["fmri"]), *column.shape))
-    voxels = np.stack([np.asarray(own[times], np.float32) for own in recording["fmri"]])
+    voxels = np.stack([np.asarray(scan[times], np.float32) for scan in recording["fmri"]])
     for number in range(len(voxels) if recording["mean"] is not None else 0):
         voxels[number] = (voxels[number] - recording["mean"][number]) / recording["std"][number]
     return voxels

@@ -98,8 +98,8 @@ class AudioProcessor(processors.AudioProcessor):
         """Return features per volume and the volumes' times. from_video: the volumes are those of the film."""
         count = self._count(audio_source, from_video, self.tr, max_trs)
         decibels = self._decibels(audio_source)
-        found = audio.mel_means(decibels, self.tr, count, self.sample_rate, self.hop_length)
-        return found, processors.times(count, self.tr)
+        means = audio.mel_means(decibels, self.tr, count, self.sample_rate, self.hop_length)
+        return means, processors.times(count, self.tr)
 
 
 class TextProcessor(processors.TextProcessor):

@@ -68,12 +68,12 @@ class VideoProcessor:
         frames, total, fps = video.film(_existing(video_path))
         size = (self.target_height, self.target_width)
         if self.frame_skip is None:
-            found = video.mean_features(frames, total, fps, self.tr, size, max_trs)
-            found = found if self.normalize else found * np.float32(255)
+            features = video.mean_features(frames, total, fps, self.tr, size, max_trs)
+            features = features if self.normalize else features * np.float32(255)
         else:
             windows = video.window_features(frames, total, fps, self.tr, self.frame_skip, size, max_trs)
-            found = windows.astype(np.float32) / np.float32(255 if self.normalize else 1)
-        return found.reshape(len(found), -1), times(len(found), self.tr)
+            features = windows.astype(np.float32) / np.float32(255 if self.normalize else 1)
+        return features.reshape(len(features), -1), times(len(features), self.tr)
 
     def frame_to_features(self, frame: np.ndarray) -> np.ndarray:
         """Return one frame's features [value] from RGB uint8 [height, width, 3]."""
@@ -172,10 +172,10 @@ class AudioProcessor:
     def _count(self, path: str | pathlib.Path, from_video: bool, tr: float, most: int | None) -> int:
         _existing(path)
         if from_video:
-            found = _film_volumes(path, tr)
+            volumes = _film_volumes(path, tr)
         else:
-            found = math.floor(len(audio.sound_of(path, self.sample_rate)) / self.sample_rate / tr)
-        return found if most is None else min(found, most)
+            volumes = math.floor(len(audio.sound_of(path, self.sample_rate)) / self.sample_rate / tr)
+        return volumes if most is None else min(volumes, most)
 
     def get_audio_info(self, audio_source: str | pathlib.Path, from_video: bool = True) -> dict[str, float]:
         """Return sample_rate in hertz, duration in seconds and n_trs."""
@@ -251,12 +251,12 @@ class TextProcessor:
         """Return features [volume, value] and the volumes' times. cache_annotations: for `embeddings_to_text`."""
         table = self.load_annotations(xlsx_path)
         texts = self.combine_text_columns(table, text_columns)
-        kept = [i for i, words in enumerate(texts) if words]
-        texts = [texts[i] for i in kept]
+        spoken = [i for i, words in enumerate(texts) if words]
+        texts = [texts[i] for i in spoken]
         embeddings = text.embed(texts, self.model_name, self.n_features)
         if cache_annotations:
             self._known = (texts, embeddings)
-        return self.align_to_trs(table.iloc[kept], embeddings, n_trs), times(n_trs, self.tr)
+        return self.align_to_trs(table.iloc[spoken], embeddings, n_trs), times(n_trs, self.tr)
 
     def embeddings_to_text(
         self, embeddings: np.ndarray, metadata: Any = None, method: str = "nearest_neighbor", top_k: int = 1
@@ -298,7 +298,7 @@ class FMRIProcessor:
         masks = []
         for path in nii_files:
             image = volumes.open_volume(_existing(path))
-            masks.append(volumes.own_mask(np.asarray(image.dataobj[..., : volumes.MASK_VOLUMES], np.float32)))
+            masks.append(volumes.scan_mask(np.asarray(image.dataobj[..., : volumes.MASK_VOLUMES], np.float32)))
             self._affine = image.affine
         if not masks:
             raise UserError("nii_files: got none, wanted at least one NIfTI file")
@@ -315,7 +315,7 @@ class FMRIProcessor:
         image = volumes.open_volume(_existing(nii_path))
         volume = np.asarray(image.dataobj, np.float32)
         mask = self._mask if brain_mask is None else np.asarray(brain_mask, bool)
-        mask = volumes.own_mask(volume) if mask is None else mask
+        mask = volumes.scan_mask(volume) if mask is None else mask
         if mask.shape != volume.shape[:3]:
             raise UserError(f"{nii_path}: its grid is {volume.shape[:3]}, the mask's {mask.shape}")
         self._affine = image.affine

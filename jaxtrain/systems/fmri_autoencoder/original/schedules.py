@@ -11,12 +11,12 @@ HEAD_START = 1e-5  # absolute learning rate of the second generation's first ste
 GEN1_START = 0.1  # fraction of the base rate at which the first generation starts
 
 
-def schedule(config, given, steps_per_epoch: int):
+def schedule(config, core_schedule, steps_per_epoch: int):
     """Return the core's schedule, or under compat: original the one that the original follows by mistake."""
     settings = config.optim.schedule
     kinds = {"cosine": "cosine", "step": "step", "constant": "none"}
     if config.compat != "original" or settings.name not in kinds or not config.optim.lr:
-        return given
+        return core_schedule
     epochs = settings.warmup_epochs
     if epochs is None:
         epochs = (settings.warmup_steps or 0) / steps_per_epoch
@@ -64,36 +64,36 @@ class OriginalRate:
         return self.min_lr + (start - self.min_lr) * (1 + math.cos(math.pi * position / self.after)) / 2
 
 
-def head_rate(given: OriginalRate) -> Callable[[int], float]:
+def head_rate(rule: OriginalRate) -> Callable[[int], float]:
     """Return the second generation's learning rate by 0-based optimizer step: linear from 1e-5, then a cosine.
 
     The base rate is never reached, and without warm-up the whole cosine starts at 1e-5. Raises UserError where the
     original stops: for a base below 1e-5; for scheduler `step` after one step; at the end if all epochs are warm-up.
     """
-    if given.kind == "none":
-        return lambda step: given.base
-    if given.kind == "step":
-        return lambda step: given.base if step == 0 else _stop("scheduler_type 'step' fails after its first step")
-    if given.base < HEAD_START:
-        _stop(f"a learning rate of {given.base:g} is below the warm-up's start of 1e-5")
-    start = HEAD_START / given.base
+    if rule.kind == "none":
+        return lambda step: rule.base
+    if rule.kind == "step":
+        return lambda step: rule.base if step == 0 else _stop("scheduler_type 'step' fails after its first step")
+    if rule.base < HEAD_START:
+        _stop(f"a learning rate of {rule.base:g} is below the warm-up's start of 1e-5")
+    start = HEAD_START / rule.base
 
     def ramp(step: int) -> float:
-        return given.base * (start + (1 - start) * step / given.warmup)
+        return rule.base * (start + (1 - start) * step / rule.warmup)
 
     def rate(step: int) -> float:
-        if step < given.warmup:
+        if step < rule.warmup:
             return ramp(step)
-        if given.after == 0:
+        if rule.after == 0:
             _stop("warm-up lasts the whole run, which fails at its last step")
-        if given.warmup == 0:
-            return given.annealed(HEAD_START, step)
-        return given.annealed(ramp(given.warmup - 1), step - given.warmup + 1)
+        if rule.warmup == 0:
+            return rule.annealed(HEAD_START, step)
+        return rule.annealed(ramp(rule.warmup - 1), step - rule.warmup + 1)
 
     return rate
 
 
-def gen1_rate(given: OriginalRate) -> Callable[[int], float]:
+def gen1_rate(rule: OriginalRate) -> Callable[[int], float]:
     """Return the first generation's learning rate by 0-based optimizer step.
 
     Its warm-up and cosine are counted in steps but advanced once per epoch, so a run of 195 steps per epoch stays at a
@@ -101,17 +101,17 @@ def gen1_rate(given: OriginalRate) -> Callable[[int], float]:
     """
 
     def ramp(epoch: int) -> float:
-        return given.base * (GEN1_START + (1 - GEN1_START) * epoch / given.warmup if given.warmup else GEN1_START)
+        return rule.base * (GEN1_START + (1 - GEN1_START) * epoch / rule.warmup if rule.warmup else GEN1_START)
 
     def rate(step: int) -> float:
-        epoch = step // given.steps
-        if given.kind == "none":
-            return given.base
-        if given.kind == "step":
-            return given.base * 0.1 ** (epoch // 30)
-        if epoch <= given.warmup_epochs:
+        epoch = step // rule.steps
+        if rule.kind == "none":
+            return rule.base
+        if rule.kind == "step":
+            return rule.base * 0.1 ** (epoch // 30)
+        if epoch <= rule.warmup_epochs:
             return ramp(epoch)
-        return given.annealed(ramp(given.warmup_epochs), epoch - given.warmup_epochs)
+        return rule.annealed(ramp(rule.warmup_epochs), epoch - rule.warmup_epochs)
 
     return rate
 

@@ -108,14 +108,14 @@ def setup_distributed(rank: int | None = None, world_size: int | None = None, ba
     """
     from jaxtrain.runtime import launch
 
-    found = launch.detect()
+    launched = launch.detect()
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "12355")
-    if found.processes == 1 and world_size is not None and world_size > 1:
-        given = {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
-        given |= {name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-        found = launch.detect({**os.environ, **given})
-    launch.setup_distributed(found)
+    if launched.processes == 1 and world_size is not None and world_size > 1:
+        variables = {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+        variables |= {name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        launched = launch.detect({**os.environ, **variables})
+    launch.setup_distributed(launched)
 
 
 def cleanup_distributed() -> None:

@@ -20,7 +20,7 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
     0-based epoch with which the original would continue.
     """
     losses = [entry["loss"] for entry in known["val_history"] if entry["loss"] == entry["loss"]]
-    found = {
+    content = {
         "epoch": known["epoch"],
         "global_step": known["step"],
         "model_state_dict": state["model"],
@@ -32,18 +32,18 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
     }
     scheduler = schedule_state(config, state, known)
     if scheduler is not None:
-        found["scheduler_state_dict"] = scheduler
+        content["scheduler_state_dict"] = scheduler
     if state.get("scaler"):
-        found["scaler_state_dict"] = state["scaler"]
+        content["scaler_state_dict"] = state["scaler"]
     if "loss" in known["metrics"]:
-        found["val_loss"] = known["metrics"]["loss"]
+        content["val_loss"] = known["metrics"]["loss"]
     names = {
         f"checkpoint_epoch_{known['epoch']}.pt": known["due"] and known["step"] % known["steps_per_epoch"] == 0,
         "best_checkpoint.pt": known["best"],
         "final_checkpoint.pt": known["final"],
     }
-    for name in (name for name, wanted in names.items() if wanted):
-        files.save(found, folder / name, follow=False)
+    for name in (name for name, due in names.items() if due):
+        files.save(content, folder / name, follow=False)
 
 
 def schedule_state(config: Any, state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from jaxtrain.optim import schedules
-from jaxtrain.systems.fmri_autoencoder.original.schedules import schedule as own_schedule
+from jaxtrain.systems.fmri_autoencoder.original.schedules import schedule as task_schedule
 
 
 class _Followed:
@@ -49,11 +49,11 @@ def scheduler_of(config: Any, optimizer: torch.optim.Optimizer, steps_per_epoch:
         return None
     curve = schedules.build(settings, config.optim.lr, total, per_epoch)
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": total})})
-    curve = own_schedule(config, curve, per_epoch)
+    curve = task_schedule(config, curve, per_epoch)
     if settings.name == "cosine":
         after = total - schedules.warmup_steps(settings, total, per_epoch)
-        found = Cosine(optimizer, T_max=max(1, after), eta_min=settings.min_lr)
+        scheduler = Cosine(optimizer, T_max=max(1, after), eta_min=settings.min_lr)
     else:
-        found = Drops(optimizer, step_size=settings.step_epochs * per_epoch, gamma=settings.factor)
-    found.follow(curve)
-    return found
+        scheduler = Drops(optimizer, step_size=settings.step_epochs * per_epoch, gamma=settings.factor)
+    scheduler.follow(curve)
+    return scheduler

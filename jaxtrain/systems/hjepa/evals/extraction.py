@@ -36,8 +36,8 @@ def columns(source, most: int) -> dict[str, np.ndarray]:
     count = min(len(source), most)
     places = np.arange(count) * len(source) // count
     parts = [collate([source[int(i)] for i in places[start : start + 1024]]) for start in range(0, count, 1024)]
-    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {"label": np.full(count, -1), **found}
+    columns_by_name = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {"label": np.full(count, -1), **columns_by_name}
 
 
 def embedder(model, config) -> Callable:
@@ -57,12 +57,12 @@ def embedder(model, config) -> Callable:
 
 def in_batches(call: Callable, state, images: np.ndarray) -> np.ndarray:
     """Return call(state, [BATCH, ...]) over all images; the last batch is filled up, so that `call` compiles once."""
-    found = []
+    results = []
     for start in range(0, len(images), BATCH):
         part = images[start : start + BATCH]
         filled = np.concatenate([part, np.repeat(part[:1], BATCH - len(part), axis=0)])
-        found.append(np.asarray(call(state, filled))[: len(part)])
-    return np.concatenate(found)
+        results.append(np.asarray(call(state, filled))[: len(part)])
+    return np.concatenate(results)
 
 
 def pixels(images: np.ndarray, config) -> np.ndarray:

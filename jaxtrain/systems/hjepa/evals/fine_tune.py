@@ -44,13 +44,13 @@ def fine_tune(model, train: dict, test: dict, config) -> dict:
     state, losses = optimizer.init(params), []
     for epoch in range(probe.fine_tune_epochs):
         rate = 0.5 * probe.fine_tune_lr * (1 + math.cos(math.pi * epoch / probe.fine_tune_epochs))
-        found = []
+        history = []
         for number, rows in enumerate(_batches(len(train["label"]), probe.batch_size, [config.seed, epoch])):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), epoch), number)
             rates = {"encoder": probe.fine_tune_encoder_lr_ratio * rate, "head": rate}
             params, state, loss = step(params, state, train["image"][rows], train["label"][rows], key, rates)
-            found.append(loss)
-        losses.append(float(np.mean(jax.device_get(found))))
+            history.append(loss)
+        losses.append(float(np.mean(jax.device_get(history))))
     return {
         "accuracy": _accuracy(definition, params, test, config),
         "train_loss": losses,

@@ -62,11 +62,11 @@ class KNN:
         """Return accuracy and top_k_accuracy, in percent."""
         predicted, votes = self.predict(features)
         labels = np.asarray(labels)
-        found = {"accuracy": 100 * float((predicted == labels).mean())}
+        metrics = {"accuracy": 100 * float((predicted == labels).mean())}
         ranked = np.argsort(-votes, axis=1, kind="stable")
         for k in top_k:
-            found[f"top_{k}_accuracy"] = 100 * float((ranked[:, :k] == labels[:, None]).any(1).mean())
-        return found
+            metrics[f"top_{k}_accuracy"] = 100 * float((ranked[:, :k] == labels[:, None]).any(1).mean())
+        return metrics
 
 
 def few_shot(
@@ -85,15 +85,15 @@ def few_shot(
     """
     x, labels = unit(pooled(np.asarray(features, np.float64))), np.asarray(labels)
     places = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    places = [place for place in places if len(place) > k_shot]
+    places = [members for members in places if len(members) > k_shot]
     if len(places) < n_way:
         raise ValueError(f"{len(places)} classes have more than {k_shot} samples; n_way={n_way} needs as many classes")
     rng = np.random.default_rng(seed)
     scores = []
     for _ in range(episodes):
         chosen = [rng.permutation(places[i]) for i in rng.choice(len(places), n_way, replace=False)]
-        centroids = np.stack([x[place[:k_shot]].mean(0) for place in chosen])
-        queries = [place[k_shot : k_shot + n_query] for place in chosen]
+        centroids = np.stack([x[members[:k_shot]].mean(0) for members in chosen])
+        queries = [members[k_shot : k_shot + n_query] for members in chosen]
         answers = np.repeat(np.arange(n_way), [len(query) for query in queries])
         distances = np.square(x[np.concatenate(queries)][:, None] - centroids).sum(-1)
         scores.append(100 * (distances.argmin(1) == answers).mean())

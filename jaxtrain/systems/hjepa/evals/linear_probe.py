@@ -88,9 +88,9 @@ class LinearProbe(nnx.Module):
             history["train_acc"].append(100 * int(hits) / len(labels))
             if validation is not None:
                 nnx.update(self, params)
-                found = self.evaluate(*validation, batch_size=batch_size)
-                history["val_loss"].append(found["loss"])
-                history["val_acc"].append(found["accuracy"])
+                validated = self.evaluate(*validation, batch_size=batch_size)
+                history["val_loss"].append(validated["loss"])
+                history["val_acc"].append(validated["accuracy"])
         nnx.update(self, params)
         return history
 
@@ -105,11 +105,11 @@ class LinearProbe(nnx.Module):
         ranked = np.argsort(-logits, axis=1, kind="stable")
         confusion = np.zeros((logits.shape[1],) * 2, int)
         np.add.at(confusion, (labels, ranked[:, 0]), 1)
-        found: dict = {"loss": float(np.mean(losses)), "accuracy": 100 * float((ranked[:, 0] == labels).mean())}
+        metrics: dict = {"loss": float(np.mean(losses)), "accuracy": 100 * float((ranked[:, 0] == labels).mean())}
         for k in top_k:
             if logits.shape[1] > 2:
-                found[f"top_{k}_accuracy"] = 100 * float((ranked[:, :k] == labels[:, None]).any(1).mean())
-        return found | {"confusion_matrix": confusion.tolist()}
+                metrics[f"top_{k}_accuracy"] = 100 * float((ranked[:, :k] == labels[:, None]).any(1).mean())
+        return metrics | {"confusion_matrix": confusion.tolist()}
 
 
 def cross_entropy(logits, labels):

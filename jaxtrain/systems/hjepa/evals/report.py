@@ -69,9 +69,9 @@ def _folds(rows: np.ndarray, splits: list[dict], config) -> dict[str, float]:
 
 
 def _say(results: dict) -> None:
-    for name, found in {**results, **results["baselines"]}.items():
-        if "linear_probe" in found:
-            probe, knn, rank = found["linear_probe"], found["knn"], found["feature_quality"]["rank"]
+    for name, result in {**results, **results["baselines"]}.items():
+        if "linear_probe" in result:
+            probe, knn, rank = result["linear_probe"], result["knn"], result["feature_quality"]["rank"]
             print(
                 f"{name}: linear probe {probe['accuracy']:.1f} %, kNN {knn['accuracy']:.1f} %, effective rank "
                 f"{rank['effective_rank']:.1f} of {rank['feature_dim']}",
@@ -86,20 +86,20 @@ def labelled(splits: list[dict]) -> bool:
 
 def judge(train: np.ndarray, test: np.ndarray, splits: list[dict], probe) -> dict:
     """Return the feature quality of `test` and, with labels, the probe, kNN and few-shot accuracies in percent."""
-    found: dict = {"feature_quality": _plain(metrics.quality(test))}
+    results: dict = {"feature_quality": _plain(metrics.quality(test))}
     if not labelled(splits):
-        return found
+        return results
     labels = [split["label"] for split in splits]
-    found["linear_probe"] = linear_probe(train, test, *labels, probe)
+    results["linear_probe"] = linear_probe(train, test, *labels, probe)
     knn = KNN(train, labels[0], probe.knn_k, temperature=probe.knn_temperature)
-    found["knn"] = knn.evaluate(test, labels[1])
+    results["knn"] = knn.evaluate(test, labels[1])
     ways = min(5, len(np.unique(labels[1])))
-    found["few_shot"] = {
+    results["few_shot"] = {
         f"{shots}_shot": few_shot(test, labels[1], ways, shots, episodes=probe.few_shot_episodes)
         for shots in probe.few_shot_shots
         if (np.bincount(labels[1]) > shots).sum() >= ways
     }
-    return found
+    return results
 
 
 def linear_probe(train, test, train_labels, test_labels, probe) -> dict:

@@ -34,11 +34,11 @@ def sheets(model, batch, config) -> dict:
 def embeddings(model, batch, config) -> dict:
     """Return the batch's features from each encoder by name, float [batch, width]; NaN in rows that are not `valid`."""
     (view,) = views_of(model, batch, config, None)
-    found = {
+    results = {
         f"embeddings/{name}": model.extract_features(view.images, 0, use_target_encoder=name == "target").mean(1)
         for name in ("target", "context")
     }
-    return {name: jnp.where(view.valid[:, None], rows, jnp.nan) for name, rows in found.items()}
+    return {name: jnp.where(view.valid[:, None], rows, jnp.nan) for name, rows in results.items()}
 
 
 def save(sheet, path: pathlib.Path) -> pathlib.Path:
@@ -85,7 +85,7 @@ def neighbour_sheet(images, features, valid, neighbours: int = 6):
     queries = jnp.arange(len(similar))
     similar = similar.at[queries, queries].set(jnp.inf)  # the query itself comes first
     nearest = jnp.argsort(-similar, axis=1)[:, : neighbours + 1]
-    return _stack([viewable(images[place]) for place in nearest.T])
+    return _stack([viewable(images[indices]) for indices in nearest.T])
 
 
 def _over(pictures, cells):

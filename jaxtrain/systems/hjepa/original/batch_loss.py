@@ -45,12 +45,12 @@ class BatchLoss:
         if self.seen[shape] <= self.torch_first or self.compiled is None:
             return self._in_torch(batch)
         with self.autocast():
-            found = self.compiled(batch)
-        if torch.is_grad_enabled() and not found["loss"].requires_grad:
+            result = self.compiled(batch)
+        if torch.is_grad_enabled() and not result["loss"].requires_grad:
             self.say("model and loss run in torch, uncompiled: the loss has no gradient to the model's parameters")
             self.compiled = None
             return self._in_torch(batch)
-        return found
+        return result
 
     def _in_torch(self, batch: dict[str, Any]) -> dict[str, Any]:
         with self.autocast():
@@ -58,7 +58,7 @@ class BatchLoss:
 
     def _compiled(self) -> Callable | None:
         """Return the compiled function of a batch, or None if model and loss are not both torch code."""
-        if not issubclass(type(self.model), nn.Module):  # type(), as a mock with a spec passes isinstance
+        if not issubclass(type(self.model), nn.Module):  # type(): isinstance() would ask the object itself
             return None
         if not issubclass(type(self.loss_fn), (nn.Module, types.FunctionType, types.MethodType)):
             return None
@@ -90,19 +90,19 @@ def forward_terms(model, loss_fn, batch) -> dict[str, Any]:
         outputs = model.forward_indices(batch["images"], batch["mask"], batch["indices"], batch["valid"])
     else:
         outputs = model(batch["images"], batch["mask"])
-    given = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
-    returned = _call_loss(loss_fn, given)
+    arguments = {name: outputs.get(name) for name in ("predictions", "targets", "context_features", "target_features")}
+    returned = _call_loss(loss_fn, arguments)
     if isinstance(returned, Mapping):
         loss, terms = returned["loss"], dict(returned)
     elif isinstance(returned, (tuple, list)):
         loss, terms = returned[0], dict(returned[1])
     else:
         loss, terms = returned, {"loss": returned}
-    features = (given["context_features"], given["target_features"])
+    features = (arguments["context_features"], arguments["target_features"])
     return {"loss": loss, "terms": terms, "features": features if all(x is not None for x in features) else ()}
 
 
-def _call_loss(loss_fn, given: Mapping[str, Any]):
+def _call_loss(loss_fn, arguments: Mapping[str, Any]):
     """Call a loss with those of predictions, targets, context_features and target_features that it takes by name.
 
     A loss with other argument names gets predictions and targets, in this order.
@@ -114,7 +114,7 @@ def _call_loss(loss_fn, given: Mapping[str, Any]):
     if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = {"predictions", "targets", "context_features", *({"target_features"} & set(parameters))}
     else:
-        names = set(given) & set(parameters)
+        names = set(arguments) & set(parameters)
     if "predictions" not in names:
-        return loss_fn(given["predictions"], given["targets"])
-    return loss_fn(**{name: given[name] for name in given if name in names})
+        return loss_fn(arguments["predictions"], arguments["targets"])
+    return loss_fn(**{name: arguments[name] for name in arguments if name in names})

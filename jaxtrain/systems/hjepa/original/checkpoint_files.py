@@ -26,10 +26,10 @@ def write(config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping
     manager = _manager(run, config.checkpoint.keep_best)
     if meta["final"] and manager.written == epoch:
         return
-    found = {"epoch": float(epoch)}
+    metrics = {"epoch": float(epoch)}
     if "loss" in meta["metrics"]:
-        found["val_loss"] = float(meta["metrics"]["loss"])
-        manager.update_best_metric(found["val_loss"])
+        metrics["val_loss"] = float(meta["metrics"]["loss"])
+        manager.update_best_metric(metrics["val_loss"])
     optimizer = original_optimizer(tree["optimizer"], parameter_names(config))
     updates = int(tree["updates"])
     rates = {"lr": optimizer["param_groups"][0]["lr"], "ema_momentum": float(momentum(config, updates))}
@@ -40,7 +40,7 @@ def write(config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping
         _holding(optimizer),
         rates,
         None if scaler is None else _holding(scaler),
-        found,
+        metrics,
         meta["best"],
         {"global_step": updates},
     )

@@ -6,15 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from jaxtrain.systems.hjepa import losses
-from jaxtrain.systems.hjepa.losses import LossInputs, halves
+from jaxtrain.systems.hjepa.losses import halves
 from jaxtrain.systems.hjepa.original.contrastive import NTXentLoss
 from jaxtrain.systems.hjepa.original.jepa_loss import HJEPALoss
-from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, not_negative, of_levels, to_rows
+from jaxtrain.systems.hjepa.original.loss_module import arrays_too, not_negative, of_levels, to_rows
 from jaxtrain.systems.hjepa.original.regularizer_losses import SIGRegLoss, VICRegLoss
 
 
-class CombinedLoss(LossModule):
+class CombinedLoss(nn.Module):
     """HJEPALoss plus VICReg, on the halves of a batch of context features if given, else of the levels' features.
 
     Returns the terms of both: loss, jepa_loss, vicreg_loss (weighted), loss_h*, loss_unweighted and, with context
@@ -71,36 +70,30 @@ class CombinedLoss(LossModule):
         base = self.jepa_loss(predictions, targets, masks)
         weights, terms = self._vicreg_weights, {}
         if context_features is not None:
-            found = self.vicreg_loss(*halves(context_features)[:2])
-            extra = weights[0] * found["loss"]
-            terms["vicreg_encoder"] = found["loss"]
-            terms |= {f"vicreg_{name}": found[f"{name}_loss"] for name in ("invariance", "variance", "covariance")}
+            regularizer = self.vicreg_loss(*halves(context_features)[:2])
+            extra = weights[0] * regularizer["loss"]
+            terms["vicreg_encoder"] = regularizer["loss"]
+            terms |= {
+                f"vicreg_{name}": regularizer[f"{name}_loss"] for name in ("invariance", "variance", "covariance")
+            }
         elif self.apply_vicreg_per_level:
             extra = 0.0
             for level in range(self.num_hierarchies):
-                found = self.vicreg_loss(*self._views(predictions[level], targets[level]))
-                extra = extra + weights[level] * found["loss"]
-                terms[f"vicreg_h{level}"] = found["loss"]
+                regularizer = self.vicreg_loss(*self._views(predictions[level], targets[level]))
+                extra = extra + weights[level] * regularizer["loss"]
+                terms[f"vicreg_h{level}"] = regularizer["loss"]
                 for name in ("invariance", "variance", "covariance"):
-                    terms[f"vicreg_{name}_h{level}"] = found[f"{name}_loss"]
+                    terms[f"vicreg_{name}_h{level}"] = regularizer[f"{name}_loss"]
         else:
-            found = self.vicreg_loss(*self._views(predictions[-1], targets[-1]))
-            extra = weights[-1] * found["loss"]
-            terms |= {f"vicreg_{name}": value for name, value in found.items()}  # so vicreg_loss is unweighted here
+            regularizer = self.vicreg_loss(*self._views(predictions[-1], targets[-1]))
+            extra = weights[-1] * regularizer["loss"]
+            terms |= {
+                f"vicreg_{name}": value for name, value in regularizer.items()
+            }  # so vicreg_loss is unweighted here
         return base | {"jepa_loss": base["loss"], "vicreg_loss": extra} | terms | {"loss": base["loss"] + extra}
 
     def _views(self, prediction, target):
         return (target, prediction) if self.vicreg_on_targets else views_of_level(prediction, target)
-
-    def for_arrays(self, predictions, targets, masks=None, context_features=None):
-        return losses.combined(
-            LossInputs(list(predictions), list(targets), context_features, masks),
-            jepa=self.jepa_loss.options(),
-            vicreg_options=self.vicreg_loss.options(),
-            vicreg_weight=self._vicreg_weights.tolist(),
-            apply_vicreg_per_level=self.apply_vicreg_per_level,
-            vicreg_on_targets=self.vicreg_on_targets,
-        )
 
     def extra_repr(self) -> str:
         return f"num_hierarchies={self.num_hierarchies}, apply_vicreg_per_level={self.apply_vicreg_per_level}"
@@ -147,22 +140,14 @@ class HierarchicalCombinedLoss(CombinedLoss):
         base = self.jepa_loss(predictions, targets, masks)
         extra, terms = 0.0, {}
         for level, (weight, loss) in enumerate(zip(self._vicreg_weights, self.vicreg_losses, strict=True)):
-            found = loss(*views_of_level(predictions[level], targets[level]))
-            extra = extra + weight * found["loss"]
-            terms[f"vicreg_h{level}"] = found["loss"]
-            terms |= {f"vicreg_{name}_h{level}": value for name, value in found.items() if name != "loss"}
+            regularizer = loss(*views_of_level(predictions[level], targets[level]))
+            extra = extra + weight * regularizer["loss"]
+            terms[f"vicreg_h{level}"] = regularizer["loss"]
+            terms |= {f"vicreg_{name}_h{level}": value for name, value in regularizer.items() if name != "loss"}
         return base | terms | {"loss": base["loss"] + extra, "jepa_loss": base["loss"], "vicreg_loss": extra}
 
-    def for_arrays(self, predictions, targets, masks=None, *, context_features=None):
-        return losses.hierarchical_combined(
-            LossInputs(list(predictions), list(targets), masks=masks),
-            jepa=self.jepa_loss.options(),
-            vicreg_configs=[loss.options() for loss in self.vicreg_losses],
-            vicreg_weight=self._vicreg_weights.tolist(),
-        )
 
-
-class HJEPASIGRegLoss(LossModule):
+class HJEPASIGRegLoss(nn.Module):
     """jepa_loss plus sigreg_weight * SIGReg's statistic on the halves of a batch of context features.
 
     The halves' distance is only logged. Raises ValueError for a negative weight.
@@ -189,18 +174,8 @@ class HJEPASIGRegLoss(LossModule):
             raise ValueError("HJEPASIGRegLoss wants context_features [batch, token, width]")
         return [to_rows(x) for x in halves(context_features)[:2]]
 
-    def for_arrays(self, predictions, targets, masks=None, context_features=None):
-        width = self._views(context_features)[0].shape[1]
-        directions = [self.sigreg_loss.slices(width).numpy() for _ in range(2)]
-        return losses.hjepa_sigreg(
-            LossInputs(list(predictions), list(targets), context_features, masks, directions),
-            jepa=self.jepa_loss.options(),
-            sigreg_loss_weight=self.sigreg_weight,
-            **self.sigreg_loss.univariate_test.options(),
-        )
 
-
-class ContrastiveJEPALoss(LossModule):
+class ContrastiveJEPALoss(nn.Module):
     """C-JEPA: jepa_weight * a JEPA loss + contrastive_weight * NT-Xent between the class tokens of two views.
 
     contrastive_on_context: of two pairs of views, the context's counts, else the target's; an only pair always does.
@@ -262,15 +237,12 @@ class ContrastiveJEPALoss(LossModule):
                 "and target_features_j"
             )
         base = self.jepa_loss(predictions, targets, masks)
-        found = self.contrastive(*(x[:, 0] for x in views))
+        contrast = self.contrastive(*(x[:, 0] for x in views))
         return base | {
-            "loss": self.jepa_weight * base["loss"] + self.contrastive_weight * found["loss"],
+            "loss": self.jepa_weight * base["loss"] + self.contrastive_weight * contrast["loss"],
             "jepa_loss": base["loss"],
-            "contrastive_loss": found["loss"],
-            "contrastive_accuracy": found["accuracy"],
-            "contrastive_pos_sim": found["positive_similarity"],
-            "contrastive_neg_sim": found["negative_similarity"],
+            "contrastive_loss": contrast["loss"],
+            "contrastive_accuracy": contrast["accuracy"],
+            "contrastive_pos_sim": contrast["positive_similarity"],
+            "contrastive_neg_sim": contrast["negative_similarity"],
         }
-
-    def for_arrays(self, *args, **kwargs):
-        return type(self).forward.__wrapped__(self, *args, **kwargs)  # its parts accept JAX arrays

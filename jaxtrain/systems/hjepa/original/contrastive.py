@@ -1,15 +1,15 @@
 """The original's NT-Xent loss. Its value is that of `regularizers.ntxent`."""
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from jaxtrain.systems.hjepa import regularizers
-from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, to_rows, two_views
+from jaxtrain.systems.hjepa.original.loss_module import arrays_too, to_rows, two_views
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
-class NTXentLoss(LossModule):
+class NTXentLoss(nn.Module):
     """Normalised temperature-scaled cross-entropy in nats: row i of both views attract, all others repel.
 
     Returns loss, accuracy, positive_similarity (over the temperature), negative_similarity (-inf, as in the original).
@@ -54,13 +54,6 @@ class NTXentLoss(LossModule):
             "positive_similarity": positive.mean(),
             "negative_similarity": torch.full((), -torch.inf, dtype=a.dtype, device=a.device),
         }
-
-    def for_arrays(self, z_i, z_j, mask=None):
-        _no_mask(mask)
-        if self.reduction != "mean":
-            raise ValueError(f"reduction={self.reduction!r}: JAX arrays have the mean only; pass tensors")
-        a, b = two_views(z_i, z_j, type(self).__name__)
-        return regularizers.ntxent(a, b, temperature=self.temperature, use_cosine_similarity=self.use_cosine_similarity)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, use_cosine_similarity={self.use_cosine_similarity}"

@@ -92,8 +92,8 @@ class FeatureQualityAnalyzer:
         from sklearn.decomposition import PCA
 
         features = np.asarray(features)
-        found = PCA(min(n_components, *features.shape))
-        return found.fit_transform(features), found.explained_variance_ratio_
+        pca = PCA(min(n_components, *features.shape))
+        return pca.fit_transform(features), pca.explained_variance_ratio_
 
 
 def analyze_feature_quality(

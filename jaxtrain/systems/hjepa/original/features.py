@@ -94,12 +94,12 @@ def extract_features(
     model, training = model.to(available(device)), model.training
     features, labels = [], []
     model.eval()
-    for images, given in tqdm(dataloader, desc=desc, disable=None, leave=False):
-        found = model.extract_features(images.to(available(device)), level=hierarchy_level)
+    for images, batch_labels in tqdm(dataloader, desc=desc, disable=None, leave=False):
+        extracted = model.extract_features(images.to(available(device)), level=hierarchy_level)
         if pool:
-            found = found.mean(1) if pooling == "mean" else found.amax(1)
-        features.append((functional.normalize(found, dim=-1) if normalize else found).cpu().numpy())
-        labels.append(np.asarray(given))
+            extracted = extracted.mean(1) if pooling == "mean" else extracted.amax(1)
+        features.append((functional.normalize(extracted, dim=-1) if normalize else extracted).cpu().numpy())
+        labels.append(np.asarray(batch_labels))
         if max_samples is not None and sum(map(len, labels)) >= max_samples:
             break
     model.train(training)

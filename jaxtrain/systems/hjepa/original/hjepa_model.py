@@ -160,13 +160,13 @@ class HJEPA(torch_twin.HJEPA):
         targets = self.encode_target(images)
         positions = self.context_encoder.vit.pos_embed[:, 1:]
         predicted = self.predictor(context[:, 1:], indices, positions)
-        wanted = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
+        masked_targets = targets[:, 1:].gather(1, indices[..., None].expand(-1, -1, targets.shape[-1]))
         features = {"context_features": context, "target_features": targets}
         if not return_all_levels:
-            return {"predictions": [predicted], "targets": [wanted], "mask_valid": valid, **features}
+            return {"predictions": [predicted], "targets": [masked_targets], "mask_valid": valid, **features}
         return {
             "predictions": self.project(predicted),
-            "targets": self.project(wanted),
+            "targets": self.project(masked_targets),
             "masks_valid": self._validity(valid),
             **features,
         }
@@ -222,10 +222,10 @@ def create_model(config: Mapping[str, Any]) -> HJEPA:
     from jaxtrain.systems.hjepa.original.datasets import checked
 
     model, training, data = (config.get(name) or {} for name in ("model", "training", "data"))
-    given = {name: value for name, value in model.items() if name != "ema"}  # read below: no step count is known here
+    options = {name: value for name, value in model.items() if name != "ema"}  # read below: no step count is known here
     read = {name: training[name] for name in ("drop_path_rate", "use_gradient_checkpointing") if name in training}
     image = {"image_size": data["image_size"]} if "image_size" in data else {}
-    settings = checked({"model": given, "training": read, "data": image})
+    settings = checked({"model": options, "training": read, "data": image})
     section, ema = settings.model, model.get("ema") or {}
     return HJEPA(
         section.encoder_type,

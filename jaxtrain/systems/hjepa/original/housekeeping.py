@@ -24,8 +24,8 @@ def setup_logging(log_file: str | os.PathLike | None = None, level: int = loggin
 
 def get_disk_usage(path: str | os.PathLike) -> dict[str, float]:
     """Return total, used and free space of the disk that holds a path, in GB."""
-    found = shutil.disk_usage(_existing(path))
-    return {"total": found.total / GB, "used": found.used / GB, "free": found.free / GB}
+    usage = shutil.disk_usage(_existing(path))
+    return {"total": usage.total / GB, "used": usage.used / GB, "free": usage.free / GB}
 
 
 def check_disk_space(data_path: str | os.PathLike, required_gb: float, buffer_gb: float = 5.0) -> bool:

@@ -1,16 +1,16 @@
 """The original's HJEPALoss: distances of predictions and targets, summed over the hierarchy levels."""
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from jaxtrain.systems.hjepa import losses
-from jaxtrain.systems.hjepa.original.loss_module import LossModule, arrays_too, of_levels
+from jaxtrain.systems.hjepa.original.loss_module import arrays_too, of_levels
 
 DISTANCES = ("mse", "smoothl1", "huber")
 REDUCTIONS = ("mean", "sum", "none")
 
 
-class HJEPALoss(LossModule):
+class HJEPALoss(nn.Module):
     """Sum over levels of weight * distance(prediction, target). Returns loss, loss_h0, ..., loss_unweighted.
 
     loss_type: mse, smoothl1 (beta 1) or huber (huber_delta). hierarchy_weights: one for all levels, or one each.
@@ -68,24 +68,6 @@ class HJEPALoss(LossModule):
         total = sum(weight * loss for weight, loss in zip(self._hierarchy_weights, levels, strict=True))
         named = {f"loss_h{level}": loss for level, loss in enumerate(levels)}
         return {"loss": total, **named, "loss_unweighted": sum(levels) / len(levels)}
-
-    def for_arrays(self, predictions, targets, masks=None, context_features=None):
-        self._check(predictions, targets, masks)
-        given = losses.LossInputs(list(predictions), list(targets), masks=masks)
-        return losses.hjepa(given, **self.options())
-
-    def options(self) -> dict:
-        """Return the arguments of `jaxtrain.systems.hjepa.losses.hjepa` that give the same loss."""
-        return {
-            "loss_type": self.loss_type,
-            "hierarchy_weights": self._hierarchy_weights.tolist(),
-            "reduction": self.reduction,
-            "normalize_embeddings": self.normalize_embeddings,
-            "huber_delta": self.huber_delta,
-            "eps": self.eps,
-            "detach_targets": self.detach_targets,
-            "masked_mean": "position",
-        }
 
     def _check(self, predictions, targets, masks) -> None:
         counts = {"predictions": len(predictions), "targets": len(targets)}

@@ -44,7 +44,7 @@ def world_model(original: Mapping[str, Any], accelerator: bool = True) -> dict[s
     predictor, scale = model.get("predictor") or {}, model.get("layerscale") or {}
     inner = {f"predictor_{name}": predictor.get(name) for name in PREDICTOR if name in predictor}
     flat = {name: model[name] for name in WORLD_MODEL if name in model}
-    layerscale = _given(
+    layerscale = _without_none(
         use_layerscale=scale.get("use_layerscale", model.get("use_layerscale")),
         init_value=scale.get("init_value", model.get("layerscale_init")),
     )
@@ -52,8 +52,10 @@ def world_model(original: Mapping[str, Any], accelerator: bool = True) -> dict[s
     batch = data.get("batch_size", training.get("batch_size"))
     return _around(original, accelerator) | {
         "task": "hjepa.world_model",
-        "model": flat | inner | _given(vit=_known(model.get("vit"), ViTConfig) or None, layerscale=layerscale or None),
-        "data": _given(
+        "model": flat
+        | inner
+        | _without_none(vit=_known(model.get("vit"), ViTConfig) or None, layerscale=layerscale or None),
+        "data": _without_none(
             path=data.get("data_path", data.get("path")),
             image_size=data.get("image_size", model.get("img_size")),
             seq_len=data.get("seq_len", data.get("sequence_length")),
@@ -74,10 +76,10 @@ def _around(original: Mapping[str, Any], accelerator: bool) -> dict[str, Any]:
     amp = training.get("use_amp", False) and accelerator
     return {
         "seed": original.get("seed", 42),
-        "run": _given(name=logging.get("experiment_name"), dir=checkpoint.get("checkpoint_dir")),
+        "run": _without_none(name=logging.get("experiment_name"), dir=checkpoint.get("checkpoint_dir")),
         "optim": _optim(training),
         "train": {"epochs": training.get("epochs", EPOCHS), "accumulate_steps": accumulate}
-        | _given(log_every_steps=logging.get("log_frequency")),
+        | _without_none(log_every_steps=logging.get("log_frequency")),
         "evaluation": _stopping(training.get("early_stopping") or {}) | _best(checkpoint),
         "checkpoint": {
             "every_epochs": checkpoint.get("save_frequency", 10),
@@ -97,22 +99,22 @@ def _best(checkpoint: Mapping) -> dict:
     if name is None or name == "train_loss":
         return {}
     name = str(name).removeprefix("val_")
-    return _given(metric={"linear_probe_accuracy": "probe_accuracy"}.get(name, name), mode=mode)
+    return _without_none(metric={"linear_probe_accuracy": "probe_accuracy"}.get(name, name), mode=mode)
 
 
 def tracking(logging: Mapping) -> dict:
     """Return the trackers: each is a section with `enabled`, true or false, or a key `use_wandb`, `use_tensorboard`."""
-    found = {}
+    options = {}
     for name, default in (("tensorboard", True), ("wandb", False)):
-        given = logging.get(name)
-        on = given.get("enabled", default) if isinstance(given, Mapping) else given
-        found[name] = bool(logging.get(f"use_{name}", default) if on is None else on)
+        value = logging.get(name)
+        on = value.get("enabled", default) if isinstance(value, Mapping) else value
+        options[name] = bool(logging.get(f"use_{name}", default) if on is None else on)
     wandb = logging.get("wandb")
     project = wandb.get("project") if isinstance(wandb, Mapping) else None
-    return found | _given(wandb_project=project if project is not None else logging.get("wandb_project"))
+    return options | _without_none(wandb_project=project if project is not None else logging.get("wandb_project"))
 
 
-def _given(**values) -> dict:
+def _without_none(**values) -> dict:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -124,17 +126,17 @@ def _model(model: Mapping, training: Mapping) -> dict:
     fpn, scale, rope = (dict(model.get(name) or {}) for name in ("fpn", "layerscale", "rope"))
     ema, trained = model.get("ema") or {}, training.get("ema_momentum_schedule")
     if trained is not None:
-        momentum = _given(
+        momentum = _without_none(
             momentum=trained.get("start"), momentum_end=trained.get("end"), warmup_steps=trained.get("warmup_steps")
         )
     else:
         warmup = ema.get("momentum_warmup_epochs")
-        momentum = _given(
+        momentum = _without_none(
             momentum=ema.get("momentum"),
             momentum_end=ema.get("momentum_end"),
             ramp_ratio=warmup / max(1, training.get("epochs", EPOCHS)) if warmup else None,
         )
-    converted = _given(
+    converted = _without_none(
         encoder_type=model.get("encoder_type"),
         embed_dim=model.get("embed_dim"),
         num_hierarchies=model.get("num_hierarchies"),
@@ -147,16 +149,16 @@ def _model(model: Mapping, training: Mapping) -> dict:
     return converted | {
         "predictor": _known(model.get("predictor"), PredictorConfig),
         "ema": momentum,
-        "fpn": _given(
+        "fpn": _without_none(
             use_fpn=fpn.get("use_fpn", model.get("use_fpn")),
             feature_dim=fpn.get("feature_dim", model.get("fpn_feature_dim")),
             fusion_method=fpn.get("fusion_method", model.get("fpn_fusion_method")),
         ),
-        "layerscale": _given(
+        "layerscale": _without_none(
             use_layerscale=scale.get("use_layerscale", model.get("use_layerscale")),
             init_value=scale.get("init_value", model.get("layerscale_init")),
         ),
-        "rope": _given(
+        "rope": _without_none(
             use_rope=rope.get("use_rope", model.get("use_rope")), theta=rope.get("theta", model.get("rope_theta"))
         ),
     }
@@ -164,7 +166,7 @@ def _model(model: Mapping, training: Mapping) -> dict:
 
 def _data(data: Mapping, accumulate: int) -> dict:
     augmentation = data.get("augmentation") or {}
-    return _given(
+    return _without_none(
         dataset=data.get("dataset"),
         path=data.get("data_path"),
         image_size=data.get("image_size"),
@@ -175,20 +177,20 @@ def _data(data: Mapping, accumulate: int) -> dict:
     ) | {"drop_last": True, "augmentation": _augmentation(augmentation)}
 
 
-def _augmentation(given: Mapping) -> dict:
+def _augmentation(section: Mapping) -> dict:
     """Convert the augmentation settings; all of them take effect, while the original reads only color_jitter."""
-    flip, crop = given.get("horizontal_flip"), given.get("crop_scale")
-    if given.get("random_crop") is False:
+    flip, crop = section.get("horizontal_flip"), section.get("crop_scale")
+    if section.get("random_crop") is False:
         crop = (1.0, 1.0)
-    return _given(
-        color_jitter=given.get("color_jitter"),
+    return _without_none(
+        color_jitter=section.get("color_jitter"),
         horizontal_flip=None if flip is None else 0.5 * flip if isinstance(flip, bool) else flip,
         crop_scale=crop,
     )
 
 
 def _masking(masking: Mapping) -> dict:
-    return _given(
+    return _without_none(
         kind="ragged",
         num_masks=masking.get("num_masks", masking.get("num_target_masks")),
         mask_scale=masking.get("mask_scale"),
@@ -200,7 +202,7 @@ def _optim(training: Mapping) -> dict:
     beta1, beta2 = training.get("betas") or (0.9, 0.95)
     name = str(training.get("optimizer", "adamw")).lower()
     scheduler = training.get("scheduler_params") or {}
-    return _given(
+    return _without_none(
         name=name,
         lr=training.get("lr", training.get("learning_rate", 1e-4)),
         weight_decay=training.get("weight_decay", 0.0),
@@ -220,7 +222,7 @@ def _optim(training: Mapping) -> dict:
 def _stopping(stopping: Mapping) -> dict:
     if not stopping.get("enabled"):
         return {}
-    return _given(patience=stopping.get("patience", 10), min_delta=stopping.get("min_delta"))
+    return _without_none(patience=stopping.get("patience", 10), min_delta=stopping.get("min_delta"))
 
 
 def _dotted(section: str, names: str) -> set[str]:

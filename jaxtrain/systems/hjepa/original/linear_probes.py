@@ -38,9 +38,9 @@ class Epoch:
         return 100 * self.hits / self.rows
 
     def confusion(self, classes: int) -> np.ndarray:
-        found = np.zeros((classes, classes), int)
-        np.add.at(found, tuple(np.concatenate(self.pairs, axis=1)), 1)
-        return found
+        matrix = np.zeros((classes, classes), int)
+        np.add.at(matrix, tuple(np.concatenate(self.pairs, axis=1)), 1)
+        return matrix
 
 
 def run_epoch(
@@ -115,15 +115,17 @@ class LinearProbeEvaluator:
         history |= {} if val_loader is None else {"val_loss": [], "val_acc": []}
         for epoch in range(epochs):
             self.probe.train()
-            found = {"train": self._epoch(train_loader, optimizer)}
+            results = {"train": self._epoch(train_loader, optimizer)}
             schedule.step()
             if val_loader is not None:
-                found["val"] = self._epoch(val_loader)
-            for split, rows in found.items():
+                results["val"] = self._epoch(val_loader)
+            for split, rows in results.items():
                 history[f"{split}_loss"].append(rows.loss)
                 history[f"{split}_acc"].append(rows.accuracy)
             if verbose:
-                said = ", ".join(f"{name} loss {rows.loss:.4f}, {rows.accuracy:.2f} %" for name, rows in found.items())
+                said = ", ".join(
+                    f"{name} loss {rows.loss:.4f}, {rows.accuracy:.2f} %" for name, rows in results.items()
+                )
                 print(f"epoch {epoch + 1}/{epochs}: {said}")
         return history
 
@@ -145,12 +147,12 @@ class LinearProbeEvaluator:
         classes = self.probe.classifier.out_features
         top_k = min(top_k, classes)
         rows = self._epoch(dataloader, top_k=top_k)
-        found: dict[str, Any] = {"loss": rows.loss, "accuracy": rows.accuracy}
+        metrics: dict[str, Any] = {"loss": rows.loss, "accuracy": rows.accuracy}
         if classes > 2:
-            found[f"top_{top_k}_accuracy"] = 100 * rows.top / rows.rows
+            metrics[f"top_{top_k}_accuracy"] = 100 * rows.top / rows.rows
         if verbose:
-            print(", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-        return found | ({"confusion_matrix": rows.confusion(classes)} if compute_confusion else {})
+            print(", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        return metrics | ({"confusion_matrix": rows.confusion(classes)} if compute_confusion else {})
 
     def k_fold_cross_validation(
         self,

@@ -1,27 +1,35 @@
-"""Shared code of the original's losses: modules for tensors, functions for JAX arrays."""
+"""Shared code of the original's losses."""
 
 import functools
 from collections.abc import Callable
 
 import jax
-from torch import nn
+import jax.numpy as jnp
+import numpy as np
+import torch
 
-
-class LossModule(nn.Module):
-    """Torch loss. Called with JAX arrays, it returns JAX arrays from `for_arrays`, the formula that training uses."""
-
-    def for_arrays(self, *args, **kwargs) -> dict[str, jax.Array]:
-        raise NotImplementedError
+from jaxtrain.errors import UserError
+from torch_bridge.datasets import to_numpy, to_torch
 
 
 def arrays_too(forward: Callable) -> Callable:
-    """Decorate a LossModule's forward so that a call with JAX arrays goes to `for_arrays`."""
+    """Decorate a loss's forward so that a call with JAX arrays gives JAX arrays of the same values.
+
+    Raises UserError inside jax.grad, jit and vmap, where arrays have no values.
+    """
+
+    def tensor(leaf):
+        if isinstance(leaf, jax.core.Tracer):
+            raise UserError("a torch loss inside jax.grad, jit or vmap: take jaxtrain.systems.hjepa.losses there")
+        return to_torch(np.asarray(leaf)) if isinstance(leaf, jax.Array) else leaf
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
-            return self.for_arrays(*args, **kwargs)
-        return forward(self, *args, **kwargs)
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
+            return forward(self, *args, **kwargs)
+        with torch.no_grad():
+            args, kwargs = jax.tree.map(tensor, (args, kwargs))
+            return {name: jnp.asarray(to_numpy(value)) for name, value in forward(self, *args, **kwargs).items()}
 
     return call
 
@@ -53,18 +61,18 @@ def not_negative(**weights: float) -> None:
             raise ValueError(f"{name}={weight} must not be negative")
 
 
-def of_levels(given, levels: int, name: str) -> list[float]:
+def of_levels(weights, levels: int, name: str) -> list[float]:
     """Return one number per level, from one for all or a list. Raises ValueError for no level, another length or a
     negative weight."""
     if levels < 1:
         raise ValueError(f"num_hierarchies={levels} must be at least 1")
-    if isinstance(given, (int, float)):
-        given = [given] * levels
-    if len(given) != levels:
-        raise ValueError(f"{name}: {len(given)} weights for {levels} levels (num_hierarchies)")
-    for value in given:
+    if isinstance(weights, (int, float)):
+        weights = [weights] * levels
+    if len(weights) != levels:
+        raise ValueError(f"{name}: {len(weights)} weights for {levels} levels (num_hierarchies)")
+    for value in weights:
         not_negative(**{name: value})
-    return [float(value) for value in given]
+    return [float(value) for value in weights]
 
 
 def over_levels(loss: Callable, weights: list[float], predictions, targets) -> dict:
@@ -72,7 +80,7 @@ def over_levels(loss: Callable, weights: list[float], predictions, targets) -> d
     terms: dict = {}
     total = 0.0
     for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
-        found = loss(prediction, target.detach())
-        total = total + weights[level] * found["loss"]
-        terms |= {f"{name}_h{level}": value for name, value in found.items()}
+        level_terms = loss(prediction, target.detach())
+        total = total + weights[level] * level_terms["loss"]
+        terms |= {f"{name}_h{level}": value for name, value in level_terms.items()}
     return terms | {"loss": total}

@@ -53,13 +53,13 @@ def create_loss_from_config(config: Mapping[str, Any]) -> nn.Module:
     The number of levels is model.num_hierarchies, else the section's num_hierarchies, else 3. Without a type: combined.
     Raises ValueError for an unknown type, an unknown key and invalid values.
     """
-    given = section_of(config)
-    section = LossConfig(**{key: value for key, value in given.items() if key not in CONTRASTIVE})
-    levels = (config.get("model") or {}).get("num_hierarchies") or given.get("num_hierarchies") or 3
-    if section.type in JEPA_TYPES and any(key.startswith("vicreg") for key in given):
+    loss_section = section_of(config)
+    section = LossConfig(**{key: value for key, value in loss_section.items() if key not in CONTRASTIVE})
+    levels = (config.get("model") or {}).get("num_hierarchies") or loss_section.get("num_hierarchies") or 3
+    if section.type in JEPA_TYPES and any(key.startswith("vicreg") for key in loss_section):
         text = f"loss.type: {section.type} has no VICReg term; loss.vicreg_* has no effect"
         warnings.warn(text, UserWarning, stacklevel=2)
-    further = {key: given[key] for key in CONTRASTIVE if key in given}
+    further = {key: loss_section[key] for key in CONTRASTIVE if key in loss_section}
     return build_loss(section, levels, further)
 
 
@@ -68,9 +68,9 @@ create_loss_function = create_loss_from_config  # the name in the README's examp
 
 def create_cjepa_loss_from_config(config: Mapping[str, Any], jepa_loss: nn.Module) -> ContrastiveJEPALoss:
     """Build C-JEPA's loss around `jepa_loss` from a config, as `create_loss_from_config` reads it."""
-    given = section_of(config)
+    section = section_of(config)
     names = ("contrastive_weight", "contrastive_temperature", *CONTRASTIVE)
-    return ContrastiveJEPALoss(jepa_loss, **{name: given[name] for name in names if name in given})
+    return ContrastiveJEPALoss(jepa_loss, **{name: section[name] for name in names if name in section})
 
 
 def build_loss(section: LossConfig, levels: int, further: Mapping[str, Any] | None = None) -> nn.Module:

@@ -25,10 +25,10 @@ def to_tensors(drawn: Any, device: Any = None) -> Any:
     return torch.from_numpy(drawn).to("cpu" if device is None else available(device))
 
 
-def _to_arrays(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {name: _to_arrays(inner) for name, inner in given.items()}
-    return given.cpu().numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
+def _to_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_arrays(inner) for name, inner in value.items()}
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 class _OnGrid:

@@ -119,17 +119,17 @@ class MetricsLogger:
 
     def log_system_metrics(self, step: int | None = None) -> None:
         """Log the memory that JAX and torch use on each local device, and that of the process, in GB, where known."""
-        found = collections.defaultdict(float)
-        found["host_memory_peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        totals = collections.defaultdict(float)
+        totals["host_memory_peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
         for i, device in enumerate(jax.local_devices()):
             stats = device.memory_stats() or {}
             if stats:
-                found[f"gpu{i}_memory_allocated_gb"] += stats["bytes_in_use"] / 1e9
-                found[f"gpu{i}_memory_peak_gb"] += stats.get("peak_bytes_in_use", stats["bytes_in_use"]) / 1e9
+                totals[f"gpu{i}_memory_allocated_gb"] += stats["bytes_in_use"] / 1e9
+                totals[f"gpu{i}_memory_peak_gb"] += stats.get("peak_bytes_in_use", stats["bytes_in_use"]) / 1e9
         for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            found[f"gpu{i}_memory_allocated_gb"] += torch.cuda.memory_allocated(i) / 1e9
-            found[f"gpu{i}_memory_peak_gb"] += torch.cuda.max_memory_allocated(i) / 1e9
-        self.log_metrics(found, step, "system/")
+            totals[f"gpu{i}_memory_allocated_gb"] += torch.cuda.memory_allocated(i) / 1e9
+            totals[f"gpu{i}_memory_peak_gb"] += torch.cuda.max_memory_allocated(i) / 1e9
+        self.log_metrics(totals, step, "system/")
 
     # ---- pictures and distributions
 
@@ -211,15 +211,15 @@ class MetricsLogger:
             self.log_images(f"{prefix}images", ((shown - low) / max(high - low, 1e-8)).astype(np.float32), step)
         if not isinstance(predictions, (list, tuple)):
             predictions, targets = [predictions], [targets]
-        found = {} if masks is None else {"mask_ratio": float(array(masks).astype(np.float64).mean())}
+        values = {} if masks is None else {"mask_ratio": float(array(masks).astype(np.float64).mean())}
         for level, (prediction, target) in enumerate(zip(predictions, targets, strict=True)):
             a, b = (array(x).astype(np.float64).reshape(len(x), -1) for x in (prediction, target))
             lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-            found[f"cosine_similarity_level_{level}"] = float(((a * b).sum(1) / np.maximum(lengths, 1e-8)).mean())
-            found[f"mse_level_{level}"] = float(np.square(a - b).mean())
+            values[f"cosine_similarity_level_{level}"] = float(((a * b).sum(1) / np.maximum(lengths, 1e-8)).mean())
+            values[f"mse_level_{level}"] = float(np.square(a - b).mean())
             self.log_histogram(f"{prefix}predictions_level_{level}", a, step)
             self.log_histogram(f"{prefix}targets_level_{level}", b, step)
-        self.log_metrics(found, step, prefix)
+        self.log_metrics(values, step, prefix)
 
     # ---- the rest
 

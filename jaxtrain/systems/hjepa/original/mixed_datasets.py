@@ -43,13 +43,13 @@ class WeightedMultiDataset(_Mixture):
         temperature: float = 1.0,
     ):
         super().__init__(datasets, dataset_names)
-        given = np.asarray([1.0] * len(datasets) if weights is None else weights, float)
-        if len(given) != len(datasets) or (given < 0).any() or not given.sum() > 0 or temperature <= 0:
+        raw = np.asarray([1.0] * len(datasets) if weights is None else weights, float)
+        if len(raw) != len(datasets) or (raw < 0).any() or not raw.sum() > 0 or temperature <= 0:
             raise UserError(
-                f"weights={given.tolist()}, temperature={temperature}: wanted {len(datasets)} weights of 0 or more, "
+                f"weights={raw.tolist()}, temperature={temperature}: wanted {len(datasets)} weights of 0 or more, "
                 "one above 0, and a positive temperature"
             )
-        shares = (given / given.sum()) ** (1 / temperature)
+        shares = (raw / raw.sum()) ** (1 / temperature)
         self.weights, self.temperature = (shares / shares.sum()).tolist(), temperature
         self.cumulative_sizes = np.cumsum(self.dataset_sizes).tolist()
         self.total_size, self.effective_size = sum(self.dataset_sizes), max(self.dataset_sizes)

@@ -75,10 +75,10 @@ class KNNEvaluator:
     ) -> dict[str, float]:
         """Return accuracy and top_k_accuracy in percent. num_classes: not used, as the index knows the classes."""
         features, labels = self.extract_features(test_loader, normalize)
-        found = self._built().evaluate(features, labels, tuple(top_k_list))
+        metrics = self._built().evaluate(features, labels, tuple(top_k_list))
         if verbose:
-            print(", ".join(f"{name} {value:.2f}" for name, value in found.items()))
-        return found
+            print(", ".join(f"{name} {value:.2f}" for name, value in metrics.items()))
+        return metrics
 
     def evaluate_multiple_k(
         self,
@@ -92,10 +92,10 @@ class KNNEvaluator:
         self._built()
         features, labels = self.extract_features(test_loader, normalize)
         counts = [k for k in k_values if k <= len(self.train_labels)]
-        found = {k: self._index(k, normalize).evaluate(features, labels)["accuracy"] for k in counts}
+        accuracies = {k: self._index(k, normalize).evaluate(features, labels)["accuracy"] for k in counts}
         if verbose:
-            print(", ".join(f"k={k}: {value:.2f}" for k, value in found.items()))
-        return found
+            print(", ".join(f"k={k}: {value:.2f}" for k, value in accuracies.items()))
+        return accuracies
 
 
 def knn_eval(
@@ -134,10 +134,10 @@ def sweep_knn_params(
     """
     evaluator = KNNEvaluator(model, hierarchy_level, device=device)
     train, test = (evaluator.extract_features(loader) for loader in (train_loader, test_loader))
-    found = []
+    results = []
     for metric, temperature, k in itertools.product(distance_metrics, temperatures, k_values):
         if k <= len(train[1]):
             voters = KNN(*train, k, distance_metric=metric, temperature=temperature)
             one = {"k": k, "temperature": temperature, "distance_metric": metric}
-            found.append(one | {"accuracy": voters.evaluate(*test)["accuracy"]})
-    return sorted(found, key=lambda one: -one["accuracy"])
+            results.append(one | {"accuracy": voters.evaluate(*test)["accuracy"]})
+    return sorted(results, key=lambda one: -one["accuracy"])

@@ -1,15 +1,12 @@
-"""The original's losses against feature collapse: VICReg, SIGReg, NT-Xent. Values are those of `regularizers`."""
+"""The original's losses against feature collapse: VICReg, SIGReg. `regularizers` has the same formulas in JAX."""
 
 import math
 
-import jax.numpy as jnp
 import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxtrain.systems.hjepa import regularizers
 from jaxtrain.systems.hjepa.original.loss_module import (
-    LossModule,
     arrays_too,
     not_negative,
     of_levels,
@@ -19,7 +16,7 @@ from jaxtrain.systems.hjepa.original.loss_module import (
 )
 
 
-class VICRegLoss(LossModule):
+class VICRegLoss(nn.Module):
     """Variance-invariance-covariance regularisation of two views. Source: Bardes et al. 2022.
 
     Returns loss, invariance_loss, variance_loss, covariance_loss, and the last two of each view (_a, _b). As in the
@@ -75,14 +72,6 @@ class VICRegLoss(LossModule):
             "covariance_loss_a": covariances[0],
             "covariance_loss_b": covariances[1],
         }
-
-    def for_arrays(self, z_a, z_b=None):
-        return regularizers.vicreg(z_a, z_b, **self.options())
-
-    def options(self) -> dict:
-        """Return the arguments of `regularizers.vicreg` that give the same loss."""
-        names = ("invariance_weight", "variance_weight", "covariance_weight", "variance_threshold", "eps")
-        return {name: _number(getattr(self, name)) for name in names} | {"flatten_patches": self.flatten_patches}
 
     def _invariance_loss(self, a, b):
         return functional.mse_loss(a, b)
@@ -192,23 +181,11 @@ class EppsPulleyTest(nn.Module):
         )
         return torch.trapezoid(density, dx=(self.t_max - self.t_min) / (self.num_quadrature - 1), dim=1)
 
-    def options(self) -> dict:
-        """Return the arguments of `regularizers.epps_pulley` that give the same distances."""
-        return {
-            "test_method": self.test_method,
-            "num_test_points": self.num_points,
-            "t_min": self.t_min,
-            "t_max": self.t_max,
-            "num_quadrature": self.num_quadrature,
-            "lambda_": self.char_function_lambda,
-            "eps": self.eps,
-        }
-
 
 EppsPulley = EppsPulleyTest
 
 
-class SIGRegLoss(LossModule):
+class SIGRegLoss(nn.Module):
     """Invariance of two views and their distance from an isotropic normal, along random directions.
 
     Returns loss, invariance_loss, sigreg_loss, sigreg_loss_a, sigreg_loss_b. Directions are drawn anew for each view,
@@ -270,12 +247,6 @@ class SIGRegLoss(LossModule):
             "sigreg_loss_b": second,
         }
 
-    def for_arrays(self, z_a, z_b=None):
-        a, b = (to_rows(x, self.flatten_patches) for x in two_views(z_a, z_b, type(self).__name__))
-        directions = [jnp.asarray(self.slices(x.shape[1]).numpy()) for x in (a, b)]
-        weights = {"invariance_weight": self.invariance_weight, "sigreg_weight": self.sigreg_weight}
-        return regularizers.sigreg(a, b, directions, **weights, **self.univariate_test.options())
-
     def statistic(self, x):
         """Return the mean distance from normality of x [row, width] along the directions: a scalar."""
         directions = self.slices(x.shape[1]).to(x)
@@ -300,7 +271,7 @@ class SIGRegLoss(LossModule):
         )
 
 
-class HybridVICRegSIGRegLoss(LossModule):
+class HybridVICRegSIGRegLoss(nn.Module):
     """vicreg_weight * VICReg + sigreg_weight * SIGReg; sigreg_weight also multiplies the statistic inside SIGReg."""
 
     def __init__(

@@ -6,6 +6,8 @@ The core's own schedules (`optim.schedule`) drive training; these serve scripts 
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 
 @dataclasses.dataclass(eq=False)
@@ -19,6 +21,7 @@ class _WarmedUp:
     steps_per_epoch: int
     warmup_epochs: int = 0
     start_warmup_value: float = 0.0
+    _after: ClassVar[Callable[[Any, float], float]]
 
     @property
     def warmup_steps(self) -> int:
@@ -32,9 +35,6 @@ class _WarmedUp:
         if step < self.warmup_steps:
             return self.start_warmup_value + (self.base_value - self.start_warmup_value) * step / self.warmup_steps
         return self._after((step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-
-    def _after(self, progress: float) -> float:
-        raise NotImplementedError
 
     def get_epoch_value(self, epoch: int) -> float:
         return self(epoch * self.steps_per_epoch)

@@ -209,8 +209,8 @@ def _state_of(model: Any) -> Any:
 
 
 def _schedule_of(scheduler: Any) -> Any:
-    found = scheduler.state_dict() if hasattr(scheduler, "state_dict") else scheduler
-    return found if isinstance(found, dict) else None
+    state = scheduler.state_dict() if hasattr(scheduler, "state_dict") else scheduler
+    return state if isinstance(state, dict) else None
 
 
 def _measured(value: Any) -> Any:

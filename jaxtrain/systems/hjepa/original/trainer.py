@@ -64,10 +64,10 @@ class HJEPATrainer(TrainerSteps):
         self.model = model.to(self.device)
         self.train_loader, self.val_loader = train_loader, val_loader
         self.optimizer = create_optimizer(model, self.config) if optimizer is None else optimizer
-        self.loss_fn = self._own_loss() if loss_fn is None else loss_fn
+        self.loss_fn = self._default_loss() if loss_fn is None else loss_fn
         if isinstance(self.loss_fn, nn.Module):
             self.loss_fn.to(self.device)
-        self.masking_fn = self._own_masks() if masking_fn is None else masking_fn
+        self.masking_fn = self._default_masks() if masking_fn is None else masking_fn
         self.epochs = training.get("epochs", EPOCHS)
         self.accumulation_steps = training.get("accumulation_steps", 1)
         self.clip_grad = training.get("clip_grad")
@@ -117,13 +117,13 @@ class HJEPATrainer(TrainerSteps):
         options = {name: stopping[name] for name in ("patience", "min_delta", "mode") if name in stopping}
         self.early_stopping = EarlyStopping(**options) if stopping.get("enabled") else None
 
-    def _own_loss(self) -> nn.Module:
+    def _default_loss(self) -> nn.Module:
         model = dict(self.config.get("model") or {})
         if isinstance(self.model, HJEPA):
             model["num_hierarchies"] = self.model.num_hierarchies
         return create_loss_from_config({**self.config, "model": model})
 
-    def _own_masks(self) -> HierarchicalMaskGenerator:
+    def _default_masks(self) -> HierarchicalMaskGenerator:
         model = self.model
         if not isinstance(model, HJEPA):
             return create_masking_function(self.config)
@@ -139,10 +139,10 @@ class HJEPATrainer(TrainerSteps):
             aspect_ratio_range=masks.aspect_ratio_range,
         )
 
-    def _amp(self, wanted: bool) -> bool:
-        if wanted and self.device_type != "cuda":
+    def _amp(self, asked: bool) -> bool:
+        if asked and self.device_type != "cuda":
             logger.warning("use_amp (mixed precision) has no effect on %s: numbers stay float32", self.device_type)
-        return bool(wanted) and self.device_type == "cuda"
+        return bool(asked) and self.device_type == "cuda"
 
     def _plan_lr(self, training: Mapping[str, Any]):
         """Return the rate per optimizer step: training.lr, else the optimizer's, decaying to min_lr."""
@@ -165,11 +165,11 @@ class HJEPATrainer(TrainerSteps):
         model.ema, which the original ignores, means linear from `momentum` to `momentum_end`, reached after
         momentum_warmup_epochs or at the end.
         """
-        given, ema = training.get("ema_momentum_schedule"), (self.config.get("model") or {}).get("ema") or {}
-        if given is not None or self.original_procedure:
-            given = given or {}
-            warmup = given.get("warmup_steps", 1000 if self.original_procedure else 0)
-            start, end, epochs = given.get("start", 0.996), given.get("end", 1.0), self.epochs
+        schedule, ema = training.get("ema_momentum_schedule"), (self.config.get("model") or {}).get("ema") or {}
+        if schedule is not None or self.original_procedure:
+            schedule = schedule or {}
+            warmup = schedule.get("warmup_steps", 1000 if self.original_procedure else 0)
+            start, end, epochs = schedule.get("start", 0.996), schedule.get("end", 1.0), self.epochs
             return create_ema_scheduler(start, end, epochs, self.steps_per_epoch, warmup // self.steps_per_epoch)
         epochs = ema.get("momentum_warmup_epochs") or self.epochs
         return create_ema_scheduler(

@@ -11,7 +11,7 @@ set after the update.
 
 import contextlib
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,50 @@ from tqdm import tqdm
 from jaxtrain.errors import UserError
 from jaxtrain.systems.hjepa import metrics
 from jaxtrain.systems.hjepa.original.batch_loss import BatchLoss
-from jaxtrain.systems.hjepa.original.trainer_parts import TrainerParts
 from torch_bridge.torch_step import clip_and_step
 
 SHOWN = 4  # images per visualisation
 
 
-class TrainerSteps(TrainerParts):
+class TrainerSteps:
     """Methods for a training step, for training and validation epochs, and for the work after an epoch.
 
-    HJEPATrainer sets the attributes.
+    HJEPATrainer sets the attributes; `Any` are those that users may replace by an object of their own.
     """
+
+    config: Mapping[str, Any]
+    device: Any
+    device_type: str
+    epochs: int
+    steps_per_epoch: int
+    accumulation_steps: int
+    log_frequency: int
+    current_epoch: int
+    global_step: int
+    epochs_without_improvement: int
+    best_val_loss: float
+    clip_grad: float | None
+    use_amp: bool
+    original_procedure: bool
+    model: Any
+    optimizer: Any
+    scaler: Any
+    loss_fn: Any
+    masking_fn: Any
+    train_loader: Any
+    val_loader: Any
+    lr_scheduler: Any
+    ema_scheduler: Any
+    early_stopping: Any
+    checkpoint_manager: Any
+    metrics_logger: Any
+    progress_tracker: Any
+    online_eval_enabled: bool
+    online_eval_frequency: int
+    online_eval_k: int
+    online_eval_max_samples: int
+    _batch_loss: BatchLoss
+    _log: Callable[[str], None]
 
     # ---- one step
 
@@ -71,8 +104,8 @@ class TrainerSteps(TrainerParts):
         """Return the loss, its terms, and context and target features if the model returns both."""
         if not self._batch_loss.belongs_to(self.model, self.loss_fn):
             self._batch_loss = BatchLoss(self.model, self.loss_fn, self._autocast, self._log)
-        found = self._batch_loss(images, mask)
-        return found["loss"], dict(found["terms"]), tuple(found["features"])
+        result = self._batch_loss(images, mask)
+        return result["loss"], dict(result["terms"]), tuple(result["features"])
 
     def _autocast(self):
         return torch.autocast(self.device_type) if self.use_amp else contextlib.nullcontext()
@@ -155,10 +188,10 @@ class TrainerSteps(TrainerParts):
             if step % (5 * self.log_frequency) == 0:
                 self._log_step(loss, terms)
         self.metrics_logger.log_accumulated_metrics(self.global_step, "train_epoch/")
-        found = means.values()
-        if self.original_procedure and found:
-            found["loss"] = means.last["loss"]
-        return found
+        metrics = means.values()
+        if self.original_procedure and metrics:
+            metrics["loss"] = means.last["loss"]
+        return metrics
 
     def _log_step(self, loss, terms) -> None:
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -187,7 +220,7 @@ class TrainerSteps(TrainerParts):
     def _save_checkpoint(self, epoch: int, val_loss: float | None = None, is_best: bool = False):
         """Write checkpoint_epoch_*.pth, checkpoint_latest.pth and, if best, checkpoint_best.pth; return the first."""
         step = max(0, self.global_step)
-        found = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
+        metrics = {"epoch": float(epoch)} | ({} if val_loss is None else {"val_loss": float(val_loss)})
         extra = {"global_step": step, "best_val_loss": float(self.best_val_loss)}
         extra["epochs_without_improvement"] = self.epochs_without_improvement
         if self.early_stopping is not None:
@@ -198,7 +231,7 @@ class TrainerSteps(TrainerParts):
             self.optimizer,
             {"lr": self.lr_scheduler(step), "ema_momentum": self.ema_scheduler(step)},
             self.scaler,
-            found,
+            metrics,
             extra,
             is_best,
             config=self.config,
@@ -206,16 +239,16 @@ class TrainerSteps(TrainerParts):
 
     def _load_checkpoint(self, path) -> dict[str, Any]:
         """Resume from a file of `_save_checkpoint` or of the original: weights, optimizer, epoch, step, best."""
-        found = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler, None)
-        self.current_epoch = int(found.get("epoch", -1)) + 1
-        self.global_step = int(found.get("global_step", self.current_epoch * self.steps_per_epoch))
-        best = found.get("best_val_loss", found.get("best_metric", self.best_val_loss))
+        state = self.checkpoint_manager.load_checkpoint(path, self.model, self.optimizer, None, self.scaler, None)
+        self.current_epoch = int(state.get("epoch", -1)) + 1
+        self.global_step = int(state.get("global_step", self.current_epoch * self.steps_per_epoch))
+        best = state.get("best_val_loss", state.get("best_metric", self.best_val_loss))
         self.best_val_loss = self.best_val_loss if best is None else float(best)
-        self.epochs_without_improvement = int(found.get("epochs_without_improvement", 0))
-        if self.early_stopping is not None and "early_stopping" in found:
-            self.early_stopping.load_state_dict(found["early_stopping"])
+        self.epochs_without_improvement = int(state.get("epochs_without_improvement", 0))
+        if self.early_stopping is not None and "early_stopping" in state:
+            self.early_stopping.load_state_dict(state["early_stopping"])
         self._log(f"went on from {path} at epoch {self.current_epoch}, step {self.global_step}")
-        return found
+        return state
 
     def _check_early_stopping(self, metric: float) -> bool:
         """Count a validation loss (the training loss if there is no validation); return True to end the run."""
@@ -268,11 +301,11 @@ class TrainerSteps(TrainerParts):
         from sklearn.neighbors import KNeighborsClassifier
 
         most = self.online_eval_max_samples
-        (known, labels), (asked, wanted) = (self._features(x, most) for x in (self.train_loader, self.val_loader))
+        (known, labels), (asked, val_labels) = (self._features(x, most) for x in (self.train_loader, self.val_loader))
         neighbours = KNeighborsClassifier(min(self.online_eval_k, len(known)), metric="cosine").fit(known, labels)
-        found = {"knn_accuracy": float((neighbours.predict(asked) == wanted).mean())}
-        self.metrics_logger.log_metrics(found, self.global_step, "online_eval/")
-        return found
+        scores = {"knn_accuracy": float((neighbours.predict(asked) == val_labels).mean())}
+        self.metrics_logger.log_metrics(scores, self.global_step, "online_eval/")
+        return scores
 
     def _judges_online(self) -> bool:
         """Return True if online_eval_enabled is set and something is validated.
@@ -297,33 +330,33 @@ class TrainerSteps(TrainerParts):
                 raise UserError("training.online_eval: the loader gives images without labels")
             features = model.extract_features(self._images(batch), level=0).float().mean(1)
             rows.append(torch.nn.functional.normalize(features, dim=1).cpu().numpy())
-            given = (
+            batch_labels = (
                 (batch["label"] if "label" in batch else batch["labels"]) if isinstance(batch, Mapping) else batch[1]
             )
-            labels.append(np.asarray(given))
+            labels.append(np.asarray(batch_labels))
             if sum(map(len, rows)) >= most:
                 break
         model.train(training)
         return np.concatenate(rows)[:most], np.concatenate(labels)[:most]
 
 
-def named(found: Any) -> dict[str, float]:
+def named(values: Any) -> dict[str, float]:
     """Return an epoch's results by name; a single number, from an override, is the loss, and None is no result."""
-    if found is None:
+    if values is None:
         return {}
-    return dict(found) if isinstance(found, Mapping) else {"loss": float(found)}
+    return dict(values) if isinstance(values, Mapping) else {"loss": float(values)}
 
 
 def scalars(terms: Mapping[str, Any]) -> dict[str, float]:
     """Return the entries that are a single number, finite or not."""
-    found = {}
+    numbers_by_name = {}
     for name, value in terms.items():
         if isinstance(value, torch.Tensor):
             if value.numel() == 1:
-                found[name] = float(value.detach())
+                numbers_by_name[name] = float(value.detach())
         elif isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+            numbers_by_name[name] = float(value)
+    return numbers_by_name
 
 
 class _Means:

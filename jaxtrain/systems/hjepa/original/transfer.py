@@ -128,11 +128,11 @@ class FineTuneEvaluator:
         schedule, criterion = schedule_of(scheduler_type, optimizer, epochs), nn.CrossEntropyLoss()
         history: dict[str, list[float]] = {}
         for epoch in range(epochs):
-            found = {"train": self.train_epoch(train_loader, optimizer, criterion, epoch, verbose)}
+            results = {"train": self.train_epoch(train_loader, optimizer, criterion, epoch, verbose)}
             schedule.step()
             if val_loader is not None:
-                found["val"] = self.evaluate(val_loader, criterion, verbose)
-            for split, values in found.items():
+                results["val"] = self.evaluate(val_loader, criterion, verbose)
+            for split, values in results.items():
                 history.setdefault(f"{split}_loss", []).append(values["loss"])
                 history.setdefault(f"{split}_acc", []).append(values["accuracy"])
         return history
@@ -175,7 +175,7 @@ class FewShotEvaluator:
         """
         labels = _labels(dataset)
         rows = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
-        rows = {label: found for label, found in rows.items() if len(found) > k_shot}
+        rows = {label: members for label, members in rows.items() if len(members) > k_shot}
         if len(rows) < n_way:
             raise UserError(f"{len(rows)} classes have more than {k_shot} rows; n_way={n_way} needs as many")
         episodes = []

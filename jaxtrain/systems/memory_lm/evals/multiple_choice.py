@@ -29,10 +29,10 @@ def read_questions(path: str | pathlib.Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            given = json.loads(line)
-            answer = given["answer"]
+            row = json.loads(line)
+            answer = row["answer"]
             answer = ord(answer.upper()) - ord("A") if isinstance(answer, str) and answer.isalpha() else int(answer)
-            question = {"question": str(given["question"]), "choices": [str(c) for c in given["choices"]]}
+            question = {"question": str(row["question"]), "choices": [str(c) for c in row["choices"]]}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path}, line {number}: {type(error).__name__}: {error}; wanted "

@@ -38,14 +38,21 @@ def write(config, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str,
         for evaluated in (run / "best_model", *([] if meta["due"] else [folder])):
             write_progress(evaluated, {**meta, "metrics": {"loss": loss}})
     if meta["due"]:
-        for old in kept(run)[: -config.checkpoint.keep_last]:
-            shutil.rmtree(old)
+        delete_old(run, config.checkpoint.keep_last)
 
 
-def kept(run: pathlib.Path) -> list[pathlib.Path]:
+def delete_old(run: pathlib.Path, limit: int) -> None:
+    """Delete all but the newest `limit` folders checkpoint-STEP."""
+    for folder in by_step(run)[:-limit]:
+        shutil.rmtree(folder)
+
+
+def by_step(run: pathlib.Path) -> list[pathlib.Path]:
     """Return the checkpoint-* folders, sorted by step."""
-    found = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    folders = [
+        path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path.is_dir()
+    ]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def write_folder(folder: pathlib.Path, config, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -115,8 +122,8 @@ def in_original_order(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     groups = optimizer["param_groups"]
     if not all("name" in group for group in groups):
         return dict(optimizer), []
-    place = {name: i for i, name in enumerate(GROUPS)}
-    order = sorted(range(len(groups)), key=lambda i: place[str(groups[i]["name"]).removesuffix(" without decay")])
+    rank = {name: i for i, name in enumerate(GROUPS)}
+    order = sorted(range(len(groups)), key=lambda i: rank[str(groups[i]["name"]).removesuffix(" without decay")])
     numbers = [number for i in order for number in groups[i]["params"]]
     new = {number: i for i, number in enumerate(numbers)}
     state = {new[number]: entry for number, entry in optimizer["state"].items()}

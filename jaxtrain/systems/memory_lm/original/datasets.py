@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
-from jaxtrain.data.sources import ArraySource
 from jaxtrain.systems.memory_lm import data
 from jaxtrain.systems.memory_lm.config import Data
 from jaxtrain.systems.memory_lm.text_dataset import Encoder
-from jaxtrain.systems.memory_lm.text_stream import TextStream
-from jaxtrain.systems.memory_lm.tokenizers import PretrainedTokenizer
+from jaxtrain.systems.memory_lm.tokenizers import ByteTokenizer, PretrainedTokenizer
 
 
 class TextDataset(torch.utils.data.Dataset):
@@ -35,7 +33,8 @@ class TextDataset(torch.utils.data.Dataset):
         self.tokenizer, self.max_length = tokenizer, max_length
         self.text_field, self.training_mode = text_field, training_mode
         self.dataset = list(data.read_rows(section, split, num_samples))
-        self._inner = PretrainedTokenizer(tokenizer, str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__)))
+        name = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
+        self._inner = tokenizer if isinstance(tokenizer, ByteTokenizer) else PretrainedTokenizer(tokenizer, name)
         if tokenizer.pad_token_id is None and getattr(tokenizer, "eos_token", None) is not None:
             tokenizer.pad_token = tokenizer.eos_token
 
@@ -60,23 +59,11 @@ def create_dataloader(
     shuffle: bool = True,
     num_samples: int | None = None,
     drop_last: bool = True,
+    *,
+    generator: torch.Generator | None = None,
 ) -> torch.utils.data.DataLoader:
     """Return a torch DataLoader over a TextDataset."""
     dataset = TextDataset(dataset_name, tokenizer, max_length, split, subset, text_field, training_mode, num_samples)
     return torch.utils.data.DataLoader(
-        dataset, batch_size, shuffle=shuffle, num_workers=num_workers, drop_last=drop_last
+        dataset, batch_size, shuffle=shuffle, num_workers=num_workers, drop_last=drop_last, generator=generator
     )
-
-
-def build_data(config: Any, split: str) -> ArraySource | TextStream | None:
-    """Return the rows of TextDataset as a data source for the Trainer's engine.
-
-    Like create_dataloader, an epoch of the training split drops the incomplete last micro-batch. With data.packing,
-    which the original does not have, it returns this project's packed rows.
-    """
-    if config.data.packing:
-        return data.build_data(config, split)
-    source = data.build_data(config.model_copy(update={"compat": "original"}), split)
-    if split == "train" and isinstance(source, ArraySource):
-        source.group = config.data.batch_size // config.train.accumulate_steps
-    return source

@@ -1,12 +1,11 @@
-"""Make the original's optimizer for a torch model, and load a training state's moments into it."""
+"""Make the original's optimizer for a torch model."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original import checkpoint_files, torch_models
+from jaxtrain.systems.memory_lm.original import checkpoint_files
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
 
 
@@ -32,17 +31,3 @@ def make_optimizer(model: torch.nn.Module, settings: Any, training: TrainingConf
     if training.optimizer == "adam":
         return torch.optim.Adam(groups, **adam)
     return torch.optim.SGD(groups, lr=groups[0]["lr"], momentum=0.9, weight_decay=optim.weight_decay)
-
-
-def place_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Copy a training state's moments and learning rates into a torch optimizer, matched by parameter names."""
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for group in saved["param_groups"]:
-        name = str(group["name"]).removesuffix(" without decay")
-        for mine in optimizer.param_groups:
-            if mine["name"] == name:
-                mine["lr"] = group["lr"]
-        for number, key in zip(group["params"], group["param_names"], strict=True):
-            if number in saved["state"]:
-                entry = {field: torch_models.as_tensor(value) for field, value in saved["state"][number].items()}
-                optimizer.state[own[key]] = entry

@@ -7,11 +7,20 @@ from jaxtrain.optim.schedules import Schedule
 
 def schedule(config, schedule, steps_per_epoch: int):
     """Return the original's schedule if `optim.original_schedule` is set, else the given one."""
-    given = config.optim.original_schedule
-    if given is None:
+    options_of_original = config.optim.original_schedule
+    if options_of_original is None:
         return schedule
-    options = given.model_dump(exclude={"scheduler", "warmup_steps"})
-    return original_schedule(given.scheduler, config.train.steps, given.warmup_steps, **options)
+    options = options_of_original.model_dump(exclude={"scheduler", "warmup_steps"})
+    return original_schedule(
+        options_of_original.scheduler, config.train.steps, options_of_original.warmup_steps, **options
+    )
+
+
+def training_schedule(training, total_steps: int) -> Schedule:
+    """Return the schedule of the original's section `training`."""
+    names = ("warmup_ratio", "min_lr_ratio", "decay_start_step", "decay_start_ratio", "wsd_stable_steps")
+    options = {name: getattr(training, name) for name in (*names, "wsd_stable_ratio")}
+    return original_schedule(training.scheduler, total_steps, training.warmup_steps, **options)
 
 
 def original_schedule(

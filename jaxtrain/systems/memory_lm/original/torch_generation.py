@@ -83,10 +83,10 @@ def _continue(model, ids, mask, count: int, eos, pad, sampling) -> torch.Tensor:
     out = model(ids, mask, position_ids=positions, use_cache=True)
     last = mask.sum(1) - 1
     logits = out["logits"][torch.arange(len(ids), device=ids.device), last]
-    live, found = torch.ones(len(ids), dtype=torch.bool, device=ids.device), []
+    live, tokens = torch.ones(len(ids), dtype=torch.bool, device=ids.device), []
     for step in range(count):
         token = torch.where(live, next_token(logits, *sampling), pad)
-        found.append(token)
+        tokens.append(token)
         mask = torch.cat([mask, live[:, None].long()], 1)
         if eos is not None:
             live = live & (token != eos)
@@ -97,7 +97,7 @@ def _continue(model, ids, mask, count: int, eos, pad, sampling) -> torch.Tensor:
             token[:, None], mask, position_ids=places, past_key_values=out["past_key_values"], use_cache=True
         )  # fmt: skip
         logits = out["logits"][:, -1]
-    return torch.stack(found, 1) if found else ids[:, :0]
+    return torch.stack(tokens, 1) if tokens else ids[:, :0]
 
 
 def next_token(logits, temperature: float, top_p: float, top_k: int, do_sample: bool) -> torch.Tensor:

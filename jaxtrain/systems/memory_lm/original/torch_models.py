@@ -126,16 +126,18 @@ class _Model(torch_twin.MemoryModel):
         return None if bank is None else self.memory_banks[bank].get_memory()
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute the memory attention in the backward pass; values do not change."""
-        self._checkpoint(True)
+        """Recompute the layers in the backward pass; values do not change."""
+        self._recompute_layers(True)
 
     def gradient_checkpointing_disable(self) -> None:
-        self._checkpoint(False)
+        """Recompute at most the memory attention in the backward pass, with memory.memory_gradient_checkpointing."""
+        self._recompute_layers(False)
 
-    def _checkpoint(self, on: bool) -> None:
+    def _recompute_layers(self, on: bool) -> None:
+        self.recomputes_layers = on
         for module in self.modules():
-            if isinstance(module, MemoryCrossAttention):
-                module.gradient_checkpointing = on
+            if isinstance(module, MemoryCrossAttention):  # not once more within a layer
+                module.gradient_checkpointing = self.memory.memory_gradient_checkpointing and not on
 
     def _of_groups(self, *groups: str) -> list[nn.Parameter]:
         from jaxtrain.systems.memory_lm.param_groups import param_group

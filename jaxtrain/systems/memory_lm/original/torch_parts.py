@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from jaxtrain.errors import UserError
@@ -26,7 +25,8 @@ def router_losses(indices: torch.Tensor, logits: torch.Tensor) -> dict[str, torc
     chapters = logits.shape[-1]
     logits = logits.reshape(-1, chapters).float()
     p = logits.softmax(-1)
-    chosen = functional.one_hot(indices.reshape(len(logits), -1), chapters).sum(1).to(p.dtype)
+    numbers = torch.arange(chapters, device=indices.device)
+    chosen = (indices.reshape(len(logits), -1, 1) == numbers).sum(1).to(p.dtype)  # one_hot would check its indices
     return {
         "load_balance": chapters * (chosen.mean(0).detach() * p.mean(0)).sum(),
         "auxiliary": (p.square().mean(0) - 1 / chapters).square().mean(),
@@ -165,8 +165,8 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
         use_flash_attention: bool = True,
         gradient_checkpointing: bool = False,
     ):
-        for name, wanted in (("projection_rank", use_low_rank_projections), ("reduced_dim", reduced_dim_mode)):
-            if wanted and {"projection_rank": projection_rank, "reduced_dim": reduced_dim}[name] is None:
+        for name, enabled in (("projection_rank", use_low_rank_projections), ("reduced_dim", reduced_dim_mode)):
+            if enabled and {"projection_rank": projection_rank, "reduced_dim": reduced_dim}[name] is None:
                 raise UserError(f"{name}: missing; the other option that is on needs it")
         section = Memory(
             memory_dim=memory_dim,
@@ -186,6 +186,7 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
         """Return the attention of a section `memory`, for a model with so many heads."""
         attention = cls.__new__(cls)
         attention._build(section, hidden_dim, heads, kv_heads, dropout)
+        attention.gradient_checkpointing = section.memory_gradient_checkpointing
         return attention
 
     def _build(self, section: Any, hidden_dim: int, heads: int, kv_heads: int, dropout: float) -> None:
@@ -223,15 +224,18 @@ class MemoryCrossAttention(torch_memory.MemoryAttention):
         routing and strategy.
         """
         if strategy is not None:
-            return super().forward(hidden_states, memory, routing, strategy)
+            return self._recomputed(super().forward, hidden_states, memory, routing, strategy)
         if memory is None:
             raise UserError("memory: missing; pass a bank's get_memory(), [token, width] or [batch, token, width]")
         if token_routing_state is not None or return_attn_weights:
             raise UserError("token_routing_state, return_attn_weights: not supported; the models route by themselves")
         memory = memory if memory.ndim == 3 else memory.expand(len(hidden_states), -1, -1)
+        return self._recomputed(self._attended, hidden_states, memory)
+
+    def _recomputed(self, function, *arguments):
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(self._attended, hidden_states, memory, use_reentrant=False)
-        return self._attended(hidden_states, memory)
+            return checkpoint(function, *arguments, use_reentrant=False)
+        return function(*arguments)
 
     def _attended(self, hidden_states, memory):
         return self.project("o", self.attend(self.heads("q", hidden_states), memory).flatten(2))

@@ -1,192 +1,151 @@
-"""The original's Trainer with its config, attributes, methods and files, run by this project's engine.
-
-The engine runs one compiled program, sharded and resumable. If you override a step of the loop or change the model, the
-loop runs in Python instead, with one compiled call per batch, and a printed line says so.
-"""
+"""The original's Trainer with its config, attributes, methods and files: a loop in Python, a compiled call a batch."""
 
 import copy
 import dataclasses
+import functools
+import itertools
 import math
 import pathlib
 import random
+import time
 import warnings
-import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
+from jaxtrain.compat.synced_objects import SyncedObjects, check_shard
+from jaxtrain.compiled_step.or_torch import StepOrTorch
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original import checkpoint_files, datasets, run_folders, torch_models
-from jaxtrain.systems.memory_lm.original.host_loop import HostLoop
-from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer, place_optimizer
-from jaxtrain.systems.memory_lm.original.schedules import original_schedule
-from jaxtrain.systems.memory_lm.original.torch_models import Config, checked
-from jaxtrain.systems.memory_lm.original.trainer_checks import altered, check, on_present_devices
+from jaxtrain.systems.memory_lm import data
+from jaxtrain.systems.memory_lm.original import checkpoint_files, resuming
+from jaxtrain.systems.memory_lm.original.datasets import create_dataloader
+from jaxtrain.systems.memory_lm.original.optimizers import make_optimizer
+from jaxtrain.systems.memory_lm.original.range_test import range_test
+from jaxtrain.systems.memory_lm.original.schedules import training_schedule
+from jaxtrain.systems.memory_lm.original.torch_models import Config, MemoryAdapter, MemoryTransformer, checked
+from jaxtrain.systems.memory_lm.original.trainer_checks import check, on_present_devices
 from torch_bridge.datasets import to_numpy
-from torch_bridge.optimizers import own_step
-from torch_bridge.torch_step import clipping_is_replaced, replaced_forward
 
-STEPS = (
-    "training_step",
-    "compute_loss",
-    "train_epoch",
-    "log_metrics",
-    "evaluate",
-    "save_checkpoint",
-    "check_early_stopping",
-    "_check_early_stopping",
-    "_create_optimizer",
-    "_create_scheduler",
-)
-SCHEDULE = (
-    "warmup_ratio",
-    "min_lr_ratio",
-    "decay_start_step",
-    "decay_start_ratio",
-    "wsd_stable_steps",
-    "wsd_stable_ratio",
-)
+SEED = 42
 
 
-class Trainer(HostLoop):
+def _loss(compute_loss: Callable, training: Any, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]):
+    """Not a method: names such as `device` in a forward would lead the compiled step to all that the trainer reads."""
+    loss, values = compute_loss(model, batch)
+    return loss / training.gradient_accumulation_steps, {"loss": loss, **values}
+
+
+class Trainer(SyncedObjects):
     """Trainer of a config from load_config. model: a MemoryTransformer or MemoryAdapter (or a subclass) to start from;
-    it receives the trained weights; None creates one. changes: sections of this project's config that override it.
+    it receives the trained weights; None creates one.
 
     Attributes, always current: model, optimizer, scheduler (lr_scheduler), global_step, epoch, best_loss,
     patience_counter, should_stop, total_steps, train_dataloader (train_loader), eval_dataloader (val_loader),
-    tokenizer, device, config. Results are written to training.output_dir: the original's checkpoint-STEP, best_model
-    and final_model, and a run folder of this project. Raises UserError, a ValueError, for settings out of range.
+    tokenizer, device, config. Every method of the loop may be overridden or called by itself. Writes the original's
+    checkpoint-STEP, best_model and final_model to training.output_dir. Raises UserError, a ValueError, for settings out
+    of range.
     """
 
-    def __init__(self, config: Config, model: torch.nn.Module | None = None, **changes: Any):
-        from jaxtrain.task import find_task
-        from jaxtrain.train.trainer import Trainer as Engine
-
+    def __init__(self, config: Config, model: torch.nn.Module | None = None):
         check(config.training)
         for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(42)
-        super().__init__()
-        self.config, self._given = config, model
-        self._fit_vocabulary()
-        self._resume, changes = self._origin(changes)
-        self._started = False  # the checkpoint of init_from has been loaded
-        self.settings = checked(on_present_devices(config), **changes)
-        self.output_dir, self._claimed = pathlib.Path(self.settings.run.dir).expanduser(), False
+            seed(SEED)
+        self.config = config
+        self._loaders: dict[str, Any] = {}
+        self._order = torch.Generator()  # of the rows: a function of seed and epoch, so that a resumed run repeats it
+        self.settings = checked(on_present_devices(config))
+        check_shard(self.settings.shard, "training.distributed_strategy")
+        self._fit_vocabulary(model)
+        self.is_main_process = jax.process_index() == 0
+        self.output_dir = pathlib.Path(config.training.output_dir).expanduser()
         self.global_step = self.epoch = self.patience_counter = 0
         self.best_loss, self.should_stop = math.inf, False
-        if self._resume == "auto" and config.training.resume_from_checkpoint is not None:
-            vars(self).update(run_folders.counters(config.training.resume_from_checkpoint))
-        self._newest: Mapping[str, Any] | None = None  # the engine's metrics of the last update
-        self._best_step: int | None = None  # step of the best evaluation
-        task = dataclasses.replace(find_task(self.settings.task), build_data=datasets.build_data)
-        if task.twin is not None:
-            task = dataclasses.replace(task, twin=dataclasses.replace(task.twin, checkpoint=self._write_files))
-        self.engine = Engine(config=self.settings, task=task, callbacks=[Follower(self)])
-        self.total_steps = self.engine.total_steps
-        if model is not None:
-            self.engine.program.load_state_dict(to_numpy(model.state_dict()))  # before what init_from loads
+        self.history: dict[str, list[dict[str, float]]] = {"train_history": [], "val_history": []}
+        kind = MemoryTransformer if config.model.base_model_name is None else MemoryAdapter
+        self._model = kind(copy.deepcopy(config)) if model is None else model
+        training, rows = config.training, len(self.train_dataloader)
+        if training.gradient_checkpointing and hasattr(self._model, "gradient_checkpointing_enable"):
+            self._model.gradient_checkpointing_enable()
+        self.steps_per_epoch = max(1, -(-rows // training.gradient_accumulation_steps))
+        epochs = training.num_epochs
+        self.total_steps = training.max_steps if epochs is None else epochs * self.steps_per_epoch
+        self._optimizer = self._create_optimizer()
+        self._scheduler = self._create_scheduler()
+        self._batches_done = 0  # of the first epoch, before the checkpoint that this run resumes from
+        self._last_loss: Any = None  # of the last update
+        self._wandb: Any = None
+        for path, resumes in ((training.init_from_checkpoint, False), (training.resume_from_checkpoint, True)):
+            if path is not None:
+                self._load(pathlib.Path(path).expanduser(), resumes)
 
-    def _fit_vocabulary(self) -> None:
-        """Set model.vocab_size to the tokenizer's size, with a warning, for a model created from scratch."""
+    def _fit_vocabulary(self, model: torch.nn.Module | None) -> None:
+        """Set model.vocab_size to the tokenizer's size, with a warning, for a model created from scratch.
+
+        Raises UserError for a model whose embedding is smaller than the tokenizer.
+        """
         section = self.config.model
-        if self._given is not None or section.base_model_name is not None or section.tokenizer_name is None:
-            return
-        size = len(self.tokenizer)
-        if section.vocab_size != size:
+        size, entries = data.tokenizer_of(self.settings).vocab_size, data.vocabulary(self.settings)
+        scratch = model is None and section.base_model_name is None and section.tokenizer_name is not None
+        if scratch and section.vocab_size != size:
             warnings.warn(f"model.vocab_size: {section.vocab_size} becomes {size}, the tokenizer's", stacklevel=3)
             section.vocab_size = size
+            self.settings = checked(on_present_devices(self.config))
+        elif size > entries:
+            raise UserError(f"model.vocab_size: {entries}, but the tokenizer has {size} entries; set vocab_size={size}")
 
-    def _origin(self, changes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the engine's `resume` argument and the settings for resuming."""
-        training = self.config.training
-        own = converted(self.config)
-        wanted = {"checkpoint": {**own["checkpoint"], "torch": "original"}}
-        wanted["evaluation"] = {**own["evaluation"], "patience": None}  # check_early_stopping decides instead
-        if training.resume_from_checkpoint is None:
-            return "auto", {**wanted, **changes}
-        source = pathlib.Path(training.resume_from_checkpoint).expanduser()
-        if not (source / "trainer_state.json").is_file():  # a run folder of this project
-            return str(source), {**wanted, "init_from": None, **changes}
-        return "auto", {**wanted, **changes}
-
-    def _claim_folder(self) -> None:
-        """Claim a new run folder, unless this was done or output_dir itself is the run to resume."""
-        output = self.output_dir
-        if (
-            self._claimed
-            or self._resume != "auto"
-            and pathlib.Path(self._resume).expanduser().resolve() == output.resolve()
-        ):
+    def _load(self, path: pathlib.Path, resumes: bool) -> None:
+        saved = resuming.open_checkpoint(path, resumes)
+        resuming.load_weights(self._model, saved)
+        if not resumes:
             return
-        self._claimed = True
-        source, first, numbered = self.config.training.resume_from_checkpoint, output, output / "run"
-        if source is not None and self._resume == "auto" and run_folders.parent(source) == output.resolve():
-            first = numbered = output / f"resumed-{pathlib.Path(source).name.removeprefix('checkpoint-')}"
-        run_folders.claim(self.engine, first, numbered)
+        vars(self).update(resuming.counters(saved.source))
+        if saved.optimizer is not None:
+            resuming.load_moments(self._optimizer, saved.optimizer)
+        self._scheduler.last_epoch = self.global_step  # step() would warn that no update came before it
+        rates = zip(self._scheduler.base_lrs, self._scheduler.lr_lambdas, strict=True)
+        self._scheduler._last_lr = [base * factor(self.global_step) for base, factor in rates]
+        for group, rate in zip(self._optimizer.param_groups, self._scheduler._last_lr, strict=True):
+            group["lr"] = rate
+        steps = max(0, self.global_step - self.epoch * self.steps_per_epoch)
+        self._batches_done = steps * self.accumulation_steps
+        print(f"went on from {saved.source} at step {self.global_step} of {self.total_steps}", flush=True)
 
-    def _start(self) -> None:
-        """Load the checkpoint of resume_from_checkpoint or init_from_checkpoint, unless a run has loaded it."""
-        if self._started or self._claimed or self.settings.init_from is None:
-            return
-        from jaxtrain.train.checkpoint import init_from
+    # --- aliases: other trainers' names ----------------------------------------------------------------------------
 
-        self._started = True
-        init_from.apply(self.engine.program, self.settings.init_from)
-
-    def _write_files(self, config: Any, tree: Mapping[str, Any], run: pathlib.Path, meta: Mapping[str, Any]) -> None:
-        """Write the original's files to output_dir, even if the engine's run folder is elsewhere."""
-        ended = -(-meta["step"] // meta["steps_per_epoch"]) if meta["final"] else self.epoch
-        loss = None if self._newest is None else float(self._newest["loss"])
-        best = self.config.training.save_best_model and meta["step"] == self._best_step
-        own = self._progress(loss) | {"epoch": ended, "best": best}
-        checkpoint_files.write(config, tree, self.output_dir, {**meta, **own})
-
-    def _progress(self, loss: float | None) -> dict[str, Any]:
-        """Return the `meta` that checkpoint_files.write_folder takes."""
-        best = {} if math.isinf(self.best_loss) else {"loss": self.best_loss}
-        found = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter, "best_metrics": best}
-        return found | {"metrics": {"loss": loss}, "sections": dataclasses.asdict(self.config)}
+    train_config = property(lambda self: self.config.training)
+    current_epoch = property(lambda self: self.epoch)
+    best_val_loss = property(lambda self: self.best_loss)
+    epochs_without_improvement = property(lambda self: self.patience_counter)
+    accumulation_steps = property(lambda self: self.config.training.gradient_accumulation_steps)
+    clip_grad = property(lambda self: self.config.training.max_grad_norm)
+    use_amp = property(lambda self: self.config.training.mixed_precision != "no")
+    device = property(lambda self: next(self._model.parameters()).device)
 
     # --- what a run is made of -----------------------------------------------------------------------------------
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """Return the torch model with the current weights."""
-        model = self._module()
-        self._bring_up_to_date()
-        return model
+    model = property(SyncedObjects.model.fget, doc="The torch model with the current weights.")
 
     @model.setter
     def model(self, model: torch.nn.Module) -> None:
-        raise UserError(
-            "Trainer.model: optimizer and scheduler are made for this model; pass Trainer(config, model=...)"
-        )
+        raise UserError("Trainer.model: the optimizer is made for this model; pass Trainer(config, model=...)")
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return the torch optimizer with the current state; each part of the model is a group with its own rate."""
-        optimizer = self._optimizer()
-        self._bring_up_to_date()
-        return optimizer
+    optimizer = property(SyncedObjects.optimizer.fget, doc="The torch optimizer with the current state.")
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Set an optimizer over this model's parameters; the scheduler keeps the previous one until you replace it."""
-        own, given = set(self._module().parameters()), {p for group in optimizer.param_groups for p in group["params"]}
-        if not given <= own:
+        members = {p for group in optimizer.param_groups for p in group["params"]}
+        if not members <= set(self._model.parameters()):
             raise UserError("Trainer.optimizer: it holds parameters that are not trainer.model's; make it of those")
-        self._put_back()
-        self._optimizer()
-        self._torch_optimizer = optimizer
-        self._replaced.add("optimizer")
+        self._forget_step()
+        self._optimizer = optimizer
 
     @property
     def scheduler(self) -> Any:
-        """Return the torch scheduler with the current state."""
-        self._optimizer()
-        self._bring_up_to_date()
+        """The torch scheduler, stepped once an update."""
         return self._scheduler
 
     @scheduler.setter
@@ -195,202 +154,247 @@ class Trainer(HostLoop):
             raise UserError(
                 "Trainer.scheduler: it is stepped once an update, without a metric; take one that needs none"
             )
-        self._optimizer()
         self._scheduler = scheduler
-        self._replaced.add("scheduler")
 
     lr_scheduler = scheduler
 
-    @property
-    def device(self) -> torch.device:
-        return next(self._module().parameters()).device
-
-    # --- aliases: other trainers' names ----------------------------------------------------------------------------
-
-    train_config = property(lambda self: self.config.training)
-    current_epoch = property(lambda self: self.epoch)
-    best_val_loss = property(lambda self: self.best_loss)
-    epochs_without_improvement = property(lambda self: self.patience_counter)
-    steps_per_epoch = property(lambda self: self.engine.steps_per_epoch)
-    accumulation_steps = property(lambda self: self.config.training.gradient_accumulation_steps)
-    clip_grad = property(lambda self: self.config.training.max_grad_norm)
-    use_amp = property(lambda self: self.config.training.mixed_precision != "no")
-
-    # --- the run -------------------------------------------------------------------------------------------------
-
-    def train(self) -> dict[str, Any]:
-        """Train to the end; return best_val_loss, train_history and val_history."""
-        reason = self._own()
-        if reason is not None and self._resume != "auto":
-            raise UserError(
-                f"training.resume_from_checkpoint: {self._resume} is a run folder, and the loop on the host ({reason}) "
-                "goes on from a checkpoint-STEP folder alone"
-            )
-        if reason is not None:
-            print(f"the loop runs on the host, one compiled call per batch: {reason}", flush=True)
-            return self.train_on_host()
-        self._claim_folder()
-        history = self.engine.train(resume=self._resume)
-        if self._given is not None or self._made is not None:
-            self._bring_up_to_date()
-        print(f"Training complete! Final step: {self.global_step}\nBest eval loss: {self.best_loss:.4f}", flush=True)
-        return history
-
-    def evaluate(self) -> dict[str, float]:
-        """Return eval_loss in nats per label over the whole evaluation split."""
-        if self._own() is not None:
-            return self.evaluate_on_host()
-        self._start()
-        return {"eval_loss": self.engine.evaluate()["loss"]}
-
-    def save_checkpoint(self, path: str | pathlib.Path | None = None, loss: float | None = None) -> pathlib.Path:
-        """Write an original checkpoint folder, output_dir/checkpoint-STEP by default; return its path."""
-        from jaxtrain.train.checkpoint import torch_checkpoint
-
-        folder = self.output_dir / f"checkpoint-{self.global_step}" if path is None else path
-        self._start()
-        tree = self.host_tree() if self._own() is not None else torch_checkpoint.of_program(self.engine.program)
-        checkpoint_files.write_folder(pathlib.Path(folder), self.settings, tree, self._progress(loss))
-        return pathlib.Path(folder)
-
-    @staticmethod
-    def find_lr(config: Config, min_lr: float = 1e-7, max_lr: float = 1.0, num_steps: int = 100) -> list[dict]:
-        """Run a learning-rate range test; return [{"lr": ..., "loss": ...}]. The config is not changed."""
-        from jaxtrain.train.search.lr_range import range_test
-
-        changed = copy.deepcopy(config)
-        changed.training.max_steps, changed.training.num_epochs = num_steps, None
-        changed.training.gradient_accumulation_steps, changed.training.log_to_wandb = 1, False
-        found = range_test(Trainer(changed).engine.program, min_lr, max_lr, num_steps, clip=False)
-        return [{"lr": lr, "loss": loss} for lr, loss in zip(found.lr, found.loss, strict=True)]
-
-    # --- torch's objects -----------------------------------------------------------------------------------------
-
-    def _own(self) -> str | None:
-        """Return the reason why the loop must run in Python instead of the engine; None if there is none."""
-        if self._on_host:
-            return "steps were made by hand"
-        for name in STEPS:
-            if getattr(type(self), name) is not OWN_STEPS[name] or name in vars(self):
-                return f"{type(self).__name__}.{name} is your own"
-        if self._replaced:
-            return f"{type(self).__name__}.{min(self._replaced)} is your own"
-        if self._torch_optimizer is not None and own_step(self._torch_optimizer):
-            return own_step(self._torch_optimizer)
-        module = self._made if self._given is None else self._given
-        if module is not None and (forward := replaced_forward(module)):
-            return f"the forward of {forward} was replaced"
-        if clipping_is_replaced():
-            return "torch.nn.utils.clip_grad_norm_ is your own"
-        return None if self._given is None else altered(self._given, self.config, self.settings)
-
-    def _module(self) -> torch.nn.Module:
-        if self._given is not None:
-            return self._given
-        if self._made is None:
-            adapter = self.config.model.base_model_name is not None
-            kind = torch_models.MemoryAdapter if adapter else torch_models.MemoryTransformer
-            self._made, self._taken = kind(copy.deepcopy(self.config)), None
-        return self._made
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        if self._torch_optimizer is None:
-            self._torch_optimizer = self._create_optimizer()
-            self._scheduler = self._create_scheduler()
-            self._taken = None
-        return self._torch_optimizer
-
     def _create_optimizer(self) -> torch.optim.Optimizer:
-        """Return a new optimizer for the model."""
-        return make_optimizer(self._module(), self.settings, self.config.training)
+        """Return a new optimizer for the model, with a group and a rate for each part of it."""
+        return make_optimizer(self._model, self.settings, self.config.training)
 
     def _create_scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
         """Return a new scheduler for the trainer's optimizer."""
+        factor = training_schedule(self.config.training, self.total_steps)
+        return torch.optim.lr_scheduler.LambdaLR(self._optimizer, factor)
+
+    # --- data ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The config's tokenizer, with the config's special ids; its default padding token is its end token."""
+        if "tokenizer" not in self._loaders:
+            wrapped = data.tokenizer_of(self.settings)
+            self._loaders["tokenizer"] = inner = getattr(wrapped, "inner", wrapped)
+            if inner.pad_token_id is None:
+                inner.pad_token = inner.eos_token
+        return self._loaders["tokenizer"]
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._loaders["tokenizer"] = tokenizer
+
+    def _loader(self, split: str) -> Any:
+        if split not in self._loaders:
+            training, train = self.config.training, split == "train"
+            self._loaders[split] = create_dataloader(
+                training.dataset_name,
+                self.tokenizer,
+                training.batch_size * self.settings.shard.devices,
+                training.max_length,
+                training.dataset_split if train else training.eval_split,
+                training.dataset_subset,
+                training.text_field,
+                training.training_mode,
+                num_workers=0,
+                shuffle=train,
+                drop_last=train,
+                generator=self._order if train else None,
+            )
+        return self._loaders[split]
+
+    def _set_loader(self, split: str, loader: Any) -> None:
+        self._loaders[split] = loader
+
+    train_dataloader = property(
+        lambda self: self._loader("train"),
+        lambda self, loader: self._set_loader("train", loader),
+        doc="A shuffled torch DataLoader of the training split.",
+    )
+    eval_dataloader = property(
+        lambda self: self._loader("eval"),
+        lambda self, loader: self._set_loader("eval", loader),
+        doc="A torch DataLoader of the evaluation split, not shuffled.",
+    )
+    train_loader, val_loader = train_dataloader, eval_dataloader
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; return best_val_loss, train_history and val_history."""
         training = self.config.training
-        options = {name: getattr(training, name) for name in SCHEDULE}
-        factor = original_schedule(training.scheduler, self.total_steps, training.warmup_steps, **options)
-        return torch.optim.lr_scheduler.LambdaLR(self._torch_optimizer or self._optimizer(), factor)
+        if training.log_to_wandb:
+            import wandb
 
-    def _put_back(self) -> None:
-        """Write the compiled step's state to the torch objects and drop the step; the next one uses the new parts."""
-        if self._compiled is not None:
-            self._compiled.sync()
-            self._compiled = None
+            name, sections = training.wandb_run_name, dataclasses.asdict(self.config)
+            self._wandb = wandb.init(project=training.wandb_project, name=name, config=sections)
+        over = self.global_step >= self.total_steps
+        while not over:
+            over = self.train_epoch()
+            self.epoch += 1
+        self.save_checkpoint(self.output_dir / "final_model", self._newest_loss())
+        print(f"Training complete! Final step: {self.global_step}\nBest eval loss: {self.best_loss:.4f}", flush=True)
+        if self._wandb is not None:
+            self._wandb.finish()
+        return {"best_val_loss": self.best_loss, **self.history}
 
-    def _bring_up_to_date(self) -> None:
-        """Write the state of the engine, or of the compiled step, to the torch objects."""
-        if self._compiled is not None:
-            self._compiled.sync()
-        if self._on_host:
-            return
-        from jaxtrain.train.checkpoint import torch_checkpoint
+    def train_epoch(self) -> bool:
+        """Run one pass over the training data; return True if the run is finished.
 
-        self._start()
+        Raises UserError if the training data has fewer rows than a batch.
+        """
+        training, loader = self.config.training, self.train_dataloader
+        count, began = len(loader), time.perf_counter()
+        if not count:
+            raise UserError(f"the training data has fewer rows than training.batch_size={training.batch_size}")
+        self._order.manual_seed(SEED + self.epoch)
+        done, self._batches_done = self._batches_done, 0
+        for number, batch in enumerate(itertools.islice(loader, done, None), done + 1):
+            update = number % training.gradient_accumulation_steps == 0 or number == count
+            values = self.training_step(batch, update)
+            if not update:
+                continue
+            self._last_loss = values["loss"]
+            if self.global_step == 1 or self.global_step % training.logging_steps == 0:
+                rate = self._optimizer.param_groups[0]["lr"]
+                seconds, began = time.perf_counter() - began, time.perf_counter()
+                shown = {f"train/{name}": float(value) for name, value in values.items()}
+                self.history["train_history"].append({"step": self.global_step, "loss": float(values["loss"])})
+                self.log_metrics(shown | {"train/learning_rate": rate, "train/step_time_s": seconds}, self.global_step)
+            if self.global_step % training.eval_steps == 0 and self._evaluated():
+                return True
+            if self.global_step % training.save_steps == 0:
+                self.save_checkpoint(loss=self._newest_loss())
+                if self.is_main_process and training.save_total_limit is not None:
+                    checkpoint_files.delete_old(self.output_dir, training.save_total_limit)
+            if self.global_step >= self.total_steps:
+                break
+        return self.global_step >= self.total_steps
 
-        program = self.engine.program
-        if self._taken is not None and self._taken() is program.state:
-            return
-        self._taken = weakref.ref(program.state)  # not its id: a later state may have the same one
-        self._module().load_state_dict(program_state(self.engine))
-        if self._torch_optimizer is None or not int(program.state.updates):
-            return
-        if "optimizer" not in self._replaced:
-            tree = torch_checkpoint.of_program(program)
-            place_optimizer(self._torch_optimizer, self._module(), tree["optimizer"])
-        if "scheduler" not in self._replaced:
-            self._scheduler.last_epoch = int(program.state.updates)
-            self._scheduler._last_lr = [group["lr"] for group in self._scheduler.optimizer.param_groups]
+    def training_step(self, batch: Mapping[str, torch.Tensor], update: bool = True) -> dict[str, Any]:
+        """Run forward and backward, and with `update` clipping, optimizer and scheduler; return values to log.
 
+        The values are computed asynchronously: reading one waits for it. Without `update` the gradients are accumulated
+        for the next call; the loss is divided by gradient_accumulation_steps.
+        """
+        step = self._step()
+        self._model.train()
+        _, values = step(dict(batch), update=update)
+        if update:
+            self._scheduler.step()
+            self.global_step += 1
+        return values
 
-class Follower:
-    """Callback that keeps the trainer's counters current while the engine runs."""
+    @staticmethod
+    def compute_loss(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, dict]:
+        """Return the loss of a batch and values to log. Written in torch, but captured once and compiled."""
+        out = model(**batch)
+        terms = [one for one in out["router_losses"] if one]
+        router = model._aggregate_router_losses(terms) if terms else torch.zeros(())
+        return out["loss"], {"router_aux_loss": router}
 
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
+    def _evaluated(self) -> bool:
+        loss = self.evaluate()["eval_loss"]
+        self.history["val_history"].append({"step": self.global_step, "loss": loss})
+        self.log_metrics({"eval/loss": loss}, self.global_step)
+        print(f"Step {self.global_step}: eval_loss = {loss:.4f}", flush=True)
+        best = loss < self.best_loss
+        self.should_stop = self.check_early_stopping(loss)
+        if best and self.config.training.save_best_model:
+            self.save_checkpoint(self.output_dir / "best_model", loss)
+            self.save_checkpoint(loss=loss)
+        return self.should_stop
 
-    def on_train_start(self, engine: Any) -> None:
-        step = self.trainer.global_step = int(engine.state.step)
-        self.trainer.epoch = step // engine.steps_per_epoch
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Return eval_loss in nats per label over the whole evaluation split."""
+        model, total, count = self._model, 0.0, 0
+        training = model.training
+        model.eval()
+        forward = self._step().forward
+        for batch in self.eval_dataloader:
+            logits = forward(batch["input_ids"], batch["attention_mask"])["logits"]
+            labels = batch["labels"][:, 1:]
+            nll = torch.nn.functional.cross_entropy(
+                logits[:, :-1].float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+            )
+            total, count = total + float(nll), count + int((labels != -100).sum())
+        model.train(training)
+        return {"eval_loss": total / count if count else math.nan}
 
-    def on_step_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
-        trainer = self.trainer
-        trainer.global_step, trainer.epoch, trainer._newest = step, (step - 1) // engine.steps_per_epoch, metrics
+    def check_early_stopping(self, eval_loss: float) -> bool:
+        """Update best_loss and patience_counter with an evaluation; return True if the run should stop."""
+        stop = self._check_early_stopping(eval_loss)
+        self.best_loss = min(self.best_loss, eval_loss) if not math.isnan(eval_loss) else self.best_loss
+        return stop
 
-    def on_evaluation_end(self, engine: Any, step: int, metrics: Mapping[str, float]) -> None:
-        trainer, loss = self.trainer, metrics["loss"]
-        every = trainer.settings.evaluation.every_steps
-        if every is not None and step % every:
-            return  # the engine's extra evaluation at the end of a run
-        trainer._best_step = step if loss < trainer.best_loss else trainer._best_step
-        print(f"Step {step}: eval_loss = {loss:.4f}", flush=True)
-        trainer.should_stop = trainer.check_early_stopping(loss)
-        if trainer.should_stop:
-            engine.run.stop()
+    def _check_early_stopping(self, eval_loss: float) -> bool:
+        """Update patience_counter, but not best_loss, with an evaluation; return True if the run should stop."""
+        training = self.config.training
+        better = self.best_loss - eval_loss > training.early_stopping_threshold
+        self.patience_counter = 0 if better else self.patience_counter + 1
+        return training.early_stopping and self.patience_counter >= training.early_stopping_patience
 
-    def on_train_end(self, engine: Any) -> None:
-        self.trainer.epoch = -(
-            -self.trainer.global_step // engine.steps_per_epoch
-        )  # rounded up: counts an unfinished epoch
+    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Print values, and log them to W&B with training.log_to_wandb; override it to send them elsewhere."""
+        print(f"step {step}/{self.total_steps} {' '.join(f'{n}={v:.4g}' for n, v in values.items())}", flush=True)
+        if self._wandb is not None:
+            self._wandb.log(dict(values), step=step)
 
-    def state_dict(self) -> dict[str, Any]:
-        best = self.trainer.best_loss
-        return {"best_loss": None if math.isinf(best) else best, "patience_counter": self.trainer.patience_counter}
+    def save_checkpoint(self, path: str | pathlib.Path | None = None, loss: float | None = None) -> pathlib.Path:
+        """Write an original checkpoint folder, output_dir/checkpoint-STEP by default; return its path."""
+        folder = pathlib.Path(self.output_dir / f"checkpoint-{self.global_step}" if path is None else path)
+        self._sync()
+        arrays: dict[int, Any] = {}  # by address, so that a tied weight stays one object
+        tree = {
+            "model": {k: arrays.setdefault(x.data_ptr(), to_numpy(x)) for k, x in self._model.state_dict().items()},
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+        }
+        progress = {"step": self.global_step, "epoch": self.epoch, "bad": self.patience_counter}
+        progress |= {"best_metrics": {} if math.isinf(self.best_loss) else {"loss": self.best_loss}}
+        progress |= {"metrics": {"loss": loss}, "sections": dataclasses.asdict(self.config)}
+        if self.is_main_process:
+            checkpoint_files.write_folder(folder, self.settings, tree, progress)
+        return folder
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        best = state["best_loss"]
-        self.trainer.best_loss = math.inf if best is None else best
-        self.trainer.patience_counter = state["patience_counter"]
+    def _newest_loss(self) -> float | None:
+        return None if self._last_loss is None else float(self._last_loss)
 
+    @staticmethod
+    def find_lr(config: Config, min_lr: float = 1e-7, max_lr: float = 1.0, num_steps: int = 100) -> list[dict]:
+        """Run a learning-rate range test; return [{"lr": ..., "loss": ...}]. The config is not changed.
 
-OWN_STEPS = {name: getattr(Trainer, name) for name in STEPS}  # before a test patches the class
+        Ends early when a loss is not finite, or exceeds four times the largest of the first three. Raises UserError for
+        an empty range. Source: Smith 2017, "Cyclical learning rates for training neural networks", sec. 3.3.
+        """
+        changed = copy.deepcopy(config)
+        changed.training.max_steps, changed.training.num_epochs = num_steps, None
+        changed.training.gradient_accumulation_steps, changed.training.max_grad_norm = 1, 0.0
+        trainer = Trainer(changed)
+        batches = itertools.islice(itertools.cycle(trainer.train_dataloader), num_steps)
+        step = lambda batch: float(trainer._step()(dict(batch), update=True)[1]["loss"])
+        return range_test(step, trainer._optimizer, batches, min_lr, max_lr, num_steps)
 
+    # --- the compiled step ---------------------------------------------------------------------------------------
 
-def converted(config: Config) -> dict[str, Any]:
-    """Return this project's settings before validation."""
-    from jaxtrain.systems.memory_lm.original import legacy_config
+    def _step_parts(self) -> tuple:
+        training = self.config.training
+        numbers = (training.gradient_accumulation_steps, training.max_grad_norm, training.mixed_precision)
+        return self._model, self._optimizer, self.compute_loss, *numbers
 
-    return legacy_config.convert(dataclasses.asdict(config))
-
-
-def program_state(engine: Any) -> dict[str, np.ndarray]:
-    return engine.state_dict()
+    def _new_step(self) -> StepOrTorch:
+        training = self.config.training
+        if training.mixed_precision == "fp16":
+            print("training.mixed_precision fp16: computed in bfloat16, which needs no loss scale", flush=True)
+        step = StepOrTorch(
+            self._model,
+            functools.partial(_loss, self.compute_loss, training),
+            self._optimizer,
+            precision="fp32" if training.mixed_precision == "no" else "bf16",
+            clip_norm=training.max_grad_norm or None,
+            shard=self.settings.shard.model_dump(),
+            say=lambda line: print(line, flush=True),
+        )
+        if step.compiled is not None:  # a resumed run draws the dropout of an uninterrupted one
+            step.compiled.count = self.epoch * len(self.train_dataloader) + self._batches_done
+        return step

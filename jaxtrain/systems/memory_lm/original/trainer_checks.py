@@ -1,14 +1,9 @@
-"""Check a Trainer's settings, and detect user changes to a model that its config does not describe."""
+"""Check a Trainer's settings."""
 
 import dataclasses
-import inspect
 import warnings
-from typing import Any
-
-import torch
 
 from jaxtrain.errors import UserError
-from jaxtrain.systems.memory_lm.original import torch_models
 from jaxtrain.systems.memory_lm.original.legacy_config import TrainingConfig
 from jaxtrain.systems.memory_lm.original.torch_models import Config
 
@@ -38,24 +33,3 @@ def on_present_devices(config: Config) -> Config:
         return config
     warnings.warn(f"training.num_gpus: {training.num_gpus}, but this process has {present}", stacklevel=3)
     return dataclasses.replace(config, training=dataclasses.replace(training, num_gpus=present))
-
-
-def altered(model: torch.nn.Module, config: Config, settings: Any) -> str | None:
-    """Return how a module differs from its config's model (class, hooks, parts, requires_grad); None if it does not."""
-    from jaxtrain.systems.memory_lm.param_groups import trainable
-
-    kinds = (torch_models.MemoryTransformer, torch_models.MemoryAdapter)
-    if type(model) not in kinds:
-        return f"the model is a {type(model).__name__}"
-    if "forward" in vars(model) or any(inner._forward_hooks or inner._forward_pre_hooks for inner in model.modules()):
-        return "the model has hooks or a forward of its own"
-    own = {inspect.getfile(kind) for kind in (torch_models.MemoryTransformer, *kinds[1].__mro__[1:3])}
-    foreign = [
-        type(x).__name__ for x in model.modules() if type(x).__module__.split(".")[0] not in ("torch", "jaxtrain")
-    ]
-    if foreign and own:
-        return f"it holds a {foreign[0]}"
-    for key, parameter in model.named_parameters():
-        if parameter.requires_grad != trainable(key, settings):
-            return f"requires_grad of {key} was changed"
-    return None

@@ -48,9 +48,9 @@ def measure(model, source: ArraySource, config, examples: int = 8, tokens: int =
     values, sums = [], {}
     step = jax.jit(lambda batch: _measure_batch(model, batch, config))
     for batch, count in _batches(source):
-        h, given = jax.device_get(step(batch))
+        h, outputs = jax.device_get(step(batch))
         values.append(h[:count])
-        sums = {name: sums.get(name, 0) + np.asarray(value, np.float64) for name, value in given.items()}
+        sums = {name: sums.get(name, 0) + np.asarray(value, np.float64) for name, value in outputs.items()}
     h = np.concatenate(values)
     influence = np.asarray(token_influence(model.primary.output_layer.weight[...], model.sae))
     shown_ids = np.asarray(shown(source.columns, config.model.padding))
@@ -64,8 +64,8 @@ def measure(model, source: ArraySource, config, examples: int = 8, tokens: int =
 
 
 def _measure_batch(model, batch, config):
-    given = features.outputs(model, batch)
-    return given["features"], dict(features.eval_statistics(given, batch, config).sums)
+    outputs = features.outputs(model, batch)
+    return outputs["features"], dict(features.eval_statistics(outputs, batch, config).sums)
 
 
 def _batches(source: ArraySource) -> Iterator[tuple[dict, int]]:

@@ -116,20 +116,20 @@ def reconstruct_builds_batched(
     """
     if len(weapon_ids) != len(initial_contexts):
         raise ValueError(f"{len(weapon_ids)} weapon_ids for {len(initial_contexts)} initial_contexts")
-    found = []
+    builds = []
     for weapon, context in zip(weapon_ids, initial_contexts, strict=True):
         predict = lambda contexts, weapon=weapon: predict_batch_fn(contexts, [weapon] * len(contexts))
-        found.append(_search(predict, context, allocator, beam_size, max_steps, token_bonus, top_k, greedy_threshold))
-    return found
+        builds.append(_search(predict, context, allocator, beam_size, max_steps, token_bonus, top_k, greedy_threshold))
+    return builds
 
 
 def _search(predict, context, allocator, beam_size, max_steps, token_bonus, top_k, threshold) -> list[Build]:
     if not hasattr(allocator, "allocate"):
         raise TypeError(f"allocator: got {type(allocator).__name__}, wanted an Allocator")
-    found: list[Candidate] = reconstruct.reconstruct(
+    candidates: list[Candidate] = reconstruct.reconstruct(
         predict, context, beam_size, max_steps, top_k, threshold, token_bonus, allocator.allocate
     )
-    return [candidate.build for candidate in found]
+    return [candidate.build for candidate in candidates]
 
 
 def _names(capstones: Capstones) -> list[str]:

@@ -14,13 +14,13 @@ def update_epoch_metrics(
     y_true, y_pred: 0 or 1, [row, label], or a list of such arrays, one per batch. Where nothing was predicted or is
     true, the score is 0. Raises ValueError for different shapes.
     """
-    truth, guess = (np.vstack([np.asarray(part) for part in given]) > 0 for given in (y_true, y_pred))
+    truth, guess = (np.vstack([np.asarray(part) for part in parts]) > 0 for parts in (y_true, y_pred))
     if truth.shape != guess.shape:
         raise ValueError(f"y_true is {truth.shape}, y_pred {guess.shape}; wanted equal shapes")
-    right, predicted, wanted = int((truth & guess).sum()), int(guess.sum()), int(truth.sum())
+    right, predicted, relevant = int((truth & guess).sum()), int(guess.sum()), int(truth.sum())
     share = lambda part, whole: part / whole if whole else 0.0
-    metrics["precision"], metrics["recall"] = share(right, predicted), share(right, wanted)
-    metrics["f1"] = share(2 * right, predicted + wanted)
+    metrics["precision"], metrics["recall"] = share(right, predicted), share(right, relevant)
+    metrics["f1"] = share(2 * right, predicted + relevant)
     return metrics
 
 

@@ -50,14 +50,14 @@ def grid_search(
     results: list[dict[str, Any]] = []
     for values in itertools.product(*param_grid.values()):
         params = dict(zip(param_grid, values, strict=True))
-        own = dataclasses.replace(config, **{name: value for name, value in params.items() if name in trained_by})
+        trial = dataclasses.replace(config, **{name: value for name, value in params.items() if name in trained_by})
         sizes = {name: value for name, value in params.items() if name not in trained_by}
         model = model_class(**{**(fixed_params or {}), **sizes})
-        history, model = train_model(model, train_dl, val_dl, own, vocab, pad_token, verbose)
+        history, model = train_model(model, train_dl, val_dl, trial, vocab, pad_token, verbose)
         criterion = torch.nn.BCEWithLogitsLoss()
         scores = {
-            "validation": validate(model, val_dl, criterion, own, vocab, pad_token, verbose),
-            "test": test_model(model, test_dl, own, vocab, pad_token, verbose),
+            "validation": validate(model, val_dl, criterion, trial, vocab, pad_token, verbose),
+            "test": test_model(model, test_dl, trial, vocab, pad_token, verbose),
         }
         results.append({"params": params, "history": history, **copy.deepcopy(scores)})
         if best is None or scores[select_by]["f1"] > max(one[select_by]["f1"] for one in results[:-1]):

@@ -49,9 +49,9 @@ def build_predict_abilities(
             raise UnknownName(f"not in the vocabulary: {', '.join(unknown)}")
         if hook is not None:
             hook.set_mode(bypass=bypass, no_change=no_change)
-        place = next((p.device for p in model.parameters()), None) if device is None else device
-        ids = torch.tensor([[vocab[name] for name in tokens]], dtype=torch.long, device=place)
-        weapon = torch.tensor([[weapon_vocab[weapon_id]]], device=place)
+        target = next((p.device for p in model.parameters()), None) if device is None else device
+        ids = torch.tensor([[vocab[name] for name in tokens]], dtype=torch.long, device=target)
+        weapon = torch.tensor([[weapon_vocab[weapon_id]]], device=target)
         model.eval()
         logits = model(ids, weapon, key_padding_mask=ids == vocab[pad_token])
         return _as(output_type, dict(zip(names, logits[0].sigmoid().tolist(), strict=True)))
@@ -59,12 +59,12 @@ def build_predict_abilities(
     return predict
 
 
-def _as(output_type: str, found: dict[str, float]) -> Any:
+def _as(output_type: str, probabilities: dict[str, float]) -> Any:
     if output_type == "dict":
-        return found
+        return probabilities
     if output_type == "labels":
-        return [name for name, p in found.items() if p >= 0.5]
+        return [name for name, p in probabilities.items() if p >= 0.5]
     import pandas as pd
 
-    frame = pd.DataFrame({"ability": list(found), "probability": list(found.values())})
+    frame = pd.DataFrame({"ability": list(probabilities), "probability": list(probabilities.values())})
     return frame.sort_values("probability", ascending=False, ignore_index=True)

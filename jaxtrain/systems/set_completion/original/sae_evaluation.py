@@ -135,10 +135,10 @@ def evaluate_sae_model(
                 feature_magnitude=size.mean(),
             )
             sums.batches += 1
-    found = sums.means()
-    if found:
-        found["miracle_distance"] = sae_config.miracle(found["mse_loss"], found["l0_sparsity"])
-    named = {f"{description.lower()}_{name}": value for name, value in found.items()}
+    metrics = sums.means()
+    if metrics:
+        metrics["miracle_distance"] = sae_config.miracle(metrics["mse_loss"], metrics["l0_sparsity"])
+    named = {f"{description.lower()}_{name}": value for name, value in metrics.items()}
     return {**named, "num_eval_batches": sums.batches, "num_eval_activations": sums.rows}
 
 
@@ -176,13 +176,15 @@ def evaluate_reconstruction_impact(
             if known.any():
                 first, logits, other = first[known], logits[known], other[known]
                 scored.add(len(first), **_against(first, logits, other))
-    found = {**all_rows.means(), **scored.means()}
+    metrics = {**all_rows.means(), **scored.means()}
     counts = {"num_eval_batches": all_rows.batches, "num_eval_samples": all_rows.rows}
-    found |= {**counts, "num_valid_loss_acc_samples": scored.rows}
+    metrics |= {**counts, "num_valid_loss_acc_samples": scored.rows}
     if scored.rows:
-        found["ce_loss_increase"] = found["reconstructed_ce_loss"] - found["original_ce_loss"]
-        found["ce_loss_increase_percent"] = 100 * found["ce_loss_increase"] / max(found["original_ce_loss"], 1e-12)
-    return found
+        metrics["ce_loss_increase"] = metrics["reconstructed_ce_loss"] - metrics["original_ce_loss"]
+        metrics["ce_loss_increase_percent"] = (
+            100 * metrics["ce_loss_increase"] / max(metrics["original_ce_loss"], 1e-12)
+        )
+    return metrics
 
 
 def _against(first: torch.Tensor, logits: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:

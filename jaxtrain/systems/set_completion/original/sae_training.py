@@ -120,8 +120,8 @@ def train_sae_model(
                     continue
                 for rows in _drawn(buffer, sae_batch_size, sae_train_steps_per_primary_step):
                     run.step(rows, coefficients, buffer, {"epoch": epoch, "global_step": global_step})
-            place = {"epoch": epoch, "sae_step": run.steps, "global_step": global_step}
-            for entry in _judged(primary_model, sae_model, hook, val_loader, device, base, vocab, place):
+            counters = {"epoch": epoch, "sae_step": run.steps, "global_step": global_step}
+            for entry in _judged(primary_model, sae_model, hook, val_loader, device, base, vocab, counters):
                 run.record(entry)
     finally:
         primary_model.train(training)
@@ -130,13 +130,13 @@ def train_sae_model(
 
 def _drawn(buffer: ActivationBuffer, batch_size: int, count: int) -> Iterable[torch.Tensor]:
     """Yield `count` batches of the shuffled buffer; it is shuffled again when exhausted."""
-    given = 0
-    while given < count:
+    count_so_far = 0
+    while count_so_far < count:
         loader: Any = buffer.get_loader(batch_size, shuffle=True)
         for rows in loader:
             yield rows
-            given += 1
-            if given == count:
+            count_so_far += 1
+            if count_so_far == count:
                 return
 
 
@@ -166,20 +166,20 @@ class _Run:
             shown = {name: f"{value:.4g}" for name, value in entry.items() if isinstance(value, float)}
             print(f"sae step {self.steps}: " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
-    def step(self, rows: torch.Tensor, coefficients: Coefficients, buffer: ActivationBuffer, place: dict) -> None:
+    def step(self, rows: torch.Tensor, coefficients: Coefficients, buffer: ActivationBuffer, counters: dict) -> None:
         """Make one update on rows [row, width], resample dead features if due, and append to the history."""
         usage, l1 = coefficients.usage(self.steps), coefficients.l1(self.steps)
         self.sae.set_kl_coeff(usage)
         self.sae.set_l1_coeff(l1)
-        found = self.sae.training_step(rows, self.optimizer, self.clip)
+        losses = self.sae.training_step(rows, self.optimizer, self.clip)
         self.steps += 1
         if self.scheduler is not None:
             self.scheduler.step()
         with torch.no_grad():
             l0 = float((self.sae(rows)[1].abs() > self.config.dead_neuron_threshold).float().mean())
-        entry = {**found, "sparsity_l0": l0, "miracle_distance": self.config.miracle(found["mse"], l0)}
+        entry = {**losses, "sparsity_l0": l0, "miracle_distance": self.config.miracle(losses["mse"], l0)}
         entry |= {"sae_step": self.steps, "kl_coeff_target": usage, "kl_coeff_actual": self.sae.usage_coeff}
-        entry |= {"l1_coeff_target": l1, "l1_coeff_actual": self.sae.l1_coefficient, **place}
+        entry |= {"l1_coeff_target": l1, "l1_coeff_actual": self.sae.l1_coefficient, **counters}
         entry |= {"lr": self.optimizer.param_groups[0]["lr"], "buffer_fill": len(buffer) / buffer.size}
         if self.steps in self.resample_steps:
             stored: Any = buffer.buffer
@@ -211,21 +211,21 @@ class _Run:
         return len(dead)
 
 
-def _judged(primary, sae, hook, val_loader, device, config: SAEConfig, vocab, place: dict) -> list[dict[str, Any]]:
+def _judged(primary, sae, hook, val_loader, device, config: SAEConfig, vocab, counters: dict) -> list[dict[str, Any]]:
     """Return the history's entries after an epoch: validation scores and usage summary."""
-    found = []
+    entries = []
     distance = {}
     if val_loader is not None:
-        given = (primary, sae, hook, val_loader, device, config, vocab)
-        standard, impact = evaluate_sae_model(*given, description="val"), evaluate_reconstruction_impact(*given)
-        found = [{**standard, **place, "is_validation_standard": True}]
-        found.append({**impact, **place, "is_validation_impact": True})
+        arguments = (primary, sae, hook, val_loader, device, config, vocab)
+        standard, impact = evaluate_sae_model(*arguments, description="val"), evaluate_reconstruction_impact(*arguments)
+        entries = [{**standard, **counters, "is_validation_standard": True}]
+        entries.append({**impact, **counters, "is_validation_impact": True})
         distance = {"miracle_distance": standard["val_miracle_distance"]} if "val_miracle_distance" in standard else {}
     usage = sae.usage_ema.detach().cpu().double().numpy()
     dead = int((usage < config.dead_neuron_threshold).sum())
-    summary = {**place, "dead_neurons": dead, "active_neurons": len(usage) - dead}
+    summary = {**counters, "dead_neurons": dead, "active_neurons": len(usage) - dead}
     summary |= {"dead_percent": 100 * dead / len(usage), "mean_usage": float(usage.mean())}
     summary |= {"std_usage": float(usage.std()), "min_usage": float(usage.min()), "max_usage": float(usage.max())}
     summary |= {"is_epoch_summary": True, **distance}
     summary |= {f"p{q}_usage": float(np.percentile(usage, q)) for q in QUANTILES}
-    return [*found, summary]
+    return [*entries, summary]

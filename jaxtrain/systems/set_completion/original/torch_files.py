@@ -19,7 +19,7 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
     """
     losses = [entry["loss"] for entry in known["val_history"] if entry["loss"] == entry["loss"]]
     if known["due"] or known["final"]:
-        found = {
+        content = {
             "model_state_dict": state["model"],
             "optimizer_state_dict": state["optimizer"],
             "scheduler_state_dict": state["scheduler"],
@@ -27,7 +27,7 @@ def write(config: Any, state: Mapping[str, Any], folder: pathlib.Path, known: Ma
             "step": known["step"],
             "best_val_loss": min(losses, default=float("inf")),
         }
-        files.save(found, folder / f"epoch_{known['epoch']:03d}.pth", follow=False)
+        files.save(content, folder / f"epoch_{known['epoch']:03d}.pth", follow=False)
     if known["best"] or (known["final"] and not known["val_history"]):
         save_artifacts(config, state["model"], folder)
     history = {"train": _columns(known["train_history"]), "val": _columns(known["val_history"])}

@@ -99,8 +99,8 @@ def batch_of(batch: Sequence, vocab: Mapping[str, int], pad_token: str, padded: 
 
 def counts_of(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the numbers of true positives, false positives and false negatives at a probability threshold of 0.5."""
-    predicted, wanted = logits >= 0, targets > 0.5
-    pairs = {"tp": predicted & wanted, "fp": predicted & ~wanted, "fn": ~predicted & wanted}
+    predicted, relevant = logits >= 0, targets > 0.5
+    pairs = {"tp": predicted & relevant, "fp": predicted & ~relevant, "fn": ~predicted & relevant}
     return {name: value.sum().float() for name, value in pairs.items()}
 
 
@@ -113,8 +113,8 @@ class Step(StepOrTorch):
         self.padded = type(unwrapped(model)) is SetCompletionModel if isinstance(model, torch.nn.Module) else False
         say = lambda line: warnings.warn(f"train_epoch: {line}", stacklevel=4)
         precision = "fp32" if scaler is None else "bf16"
-        own = {"clip_norm": clip_norm, "precision": precision, "say": say, "scaler": scaler}
-        super().__init__(model, self._loss, optimizer, **own)
+        options = {"clip_norm": clip_norm, "precision": precision, "say": say, "scaler": scaler}
+        super().__init__(model, self._loss, optimizer, **options)
         self.hooked = hooked(model)
         if self.hooked and not self.in_torch:
             self._give_up(UserError("the model has hooks, which a compiled step would call once"))
@@ -131,8 +131,8 @@ class Step(StepOrTorch):
 
 def _logits_in_torch(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    place = lambda value: value if first is None else value.to(first.device)
-    return model(*(place(batch[name]) for name in ("inputs", "weapons", "mask")))
+    moved = lambda value: value if first is None else value.to(first.device)
+    return model(*(moved(batch[name]) for name in ("inputs", "weapons", "mask")))
 
 
 def hooked(model: Any) -> bool:
@@ -149,9 +149,9 @@ def scaling_of(scaler: Any) -> Any:
 def step_of(model: Any, optimizer: Any, criterion: Any, clip_norm: float | None, scaler: Any) -> Step:
     """Return the cached step for these objects, or make a new one if one of them changed; sets the step's scaler."""
     step = last_step(model)
-    given = (optimizer, criterion, scaling_of(scaler), hooked(model))
-    own = () if step is None else (step.optimizer, step.criterion, step.scaling, step.hooked)
-    if step is None or step.clip_norm != clip_norm or any(a is not b for a, b in zip(own, given, strict=True)):
+    parts = (optimizer, criterion, scaling_of(scaler), hooked(model))
+    step_parts = () if step is None else (step.optimizer, step.criterion, step.scaling, step.hooked)
+    if step is None or step.clip_norm != clip_norm or any(a is not b for a, b in zip(step_parts, parts, strict=True)):
         step = Step(model, optimizer, criterion, clip_norm, scaler)
         optimizer.compiled_step = step  # keeps the step alive as long as the optimizer
         STEPS[model] = weakref.ref(step)
@@ -220,8 +220,8 @@ def train_epoch(
     step = step_of(model, optimizer, criterion, getattr(config, "clip_grad_norm", None), scaler)
     sums, batches = Sums(), _shown(train_dl, verbose, "Training")
     count = len(train_dl) if hasattr(train_dl, "__len__") else math.inf
-    for number, given in enumerate(batches, 1):
-        batch = batch_of(given, vocab, pad_token, step.padded)
+    for number, rows in enumerate(batches, 1):
+        batch = batch_of(rows, vocab, pad_token, step.padded)
         if not len(batch["inputs"]):
             continue
         rate = None if step_callback is None else float(optimizer.param_groups[0]["lr"])
@@ -264,8 +264,8 @@ def validate(
     padded = step.padded if step is not None else False
     sums = Sums()
     last = len(val_dl) if hasattr(val_dl, "__len__") else math.inf
-    for number, given in enumerate(_shown(val_dl, verbose, "Validation"), 1):
-        batch = batch_of(given, vocab, pad_token, padded)
+    for number, rows in enumerate(_shown(val_dl, verbose, "Validation"), 1):
+        batch = batch_of(rows, vocab, pad_token, padded)
         if not len(batch["inputs"]):
             continue
         logits = _logits_in_torch(model, batch) if step is None else step.logits(batch)

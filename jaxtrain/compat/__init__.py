@@ -1,0 +1,1 @@
+"""Parts that the trainers of the originals' facades share."""

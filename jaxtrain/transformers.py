@@ -134,7 +134,10 @@ class CompiledTraining:
             outside = any(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
             if outside and not self.clears_all_gradients:
                 raise UserError("the optimizer holds parameters outside the model, whose gradients are never cleared")
-            self._xla_step = compile_step(model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard)
+            resumed = self.state.global_step > 0  # with the bits of a run that was not interrupted
+            self._xla_step = compile_step(
+                model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard, wait=resumed
+            )
             if place := self._xla_step.weights.described():
                 print(place)
             self._xla_step.clipped = model  # not a loss's parameters, which the optimizer may hold too

@@ -7,16 +7,17 @@ import jax
 import numpy as np
 
 from jaxtrain.compiled_step import leftovers
-from jaxtrain.compiled_step.capture import Capture
+from jaxtrain.compiled_step.capture import Capture, NotYet
 from jaxtrain.compiled_step.first_look import FirstLook
 from jaxtrain.compiled_step.forward import CompiledForward
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
-from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
+from jaxtrain.compiled_step.torch_updates import TorchUpdates, meanwhile, take_over
 from jaxtrain.compiled_step.update import compile_update
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+from jaxtrain.runtime.background import Compilation
 from jaxtrain.runtime.waits import PATIENCE_S, PATIENCE_STEPS, Waits
 
 if TYPE_CHECKING:
@@ -26,18 +27,19 @@ if TYPE_CHECKING:
 class CompiledStep:
     """One compiled update, made by `compile` and `compile_many`.
 
-    count: calls so far. clip_norm: may be changed. clipped: a module whose parameters alone are clipped and counted in
-    the norm; None: all that the optimizer holds. Set before the first call.
+    count: calls so far. clip_norm: may be changed. wait: for programs, instead of computing in torch while XLA compiles
+    them; may be changed. clipped: a module whose parameters alone are clipped and counted in the norm; None: all that
+    the optimizer holds. Set before the first call.
     """
 
     clipped: Any = None
 
     def __init__(
-        self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
+        self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm, wait
     ):
         self.weights, self.optimizer, self.scheduler = weights, optimizer, scheduler
         self.key = jax.random.fold_in(weights.key, index)
-        self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
+        self.accumulate, self.precision, self.clip_norm, self.wait = accumulate, precision, clip_norm, wait
         self._loss_fn = loss_fn
         self.capture: Any = None
         self.updates = self._look()
@@ -51,6 +53,7 @@ class CompiledStep:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
+        self._pending: Compilation | None = None  # torch runs the steps until this program is there
         self.refusals = weights.bridge.Refusals()
         self.refused: UserError | None = None  # why torch has run the last call that it ran
         self.differentiated: frozenset[int] = frozenset()  # tensors of a batch that the loss differentiates by
@@ -131,10 +134,10 @@ class CompiledStep:
 
         Every `accumulate`-th call updates the weights with the mean of the gradients. update: True or False decides it
         for this call instead; gradients are then summed, as by backward(). Numbers that the loss reads from Python
-        (attributes, variables around it) may change. A call that cannot be one program (it keeps something in Python,
-        or branches on values) runs in torch, as the first may do; if the next cannot either, torch runs all later ones
-        around the compiled modules, and a warning says why. Raises torch's own error for a batch or a loss that torch
-        cannot run either, and UserError for anything that is refused.
+        (attributes, variables around it) may change. Torch runs the calls while XLA compiles. A call that cannot be one
+        program (it keeps something in Python, or branches on values) runs in torch, as the first may do; if the next
+        cannot either, torch runs all later ones around the compiled modules, and a warning says why. Raises torch's own
+        error for a batch or a loss that torch cannot run either, and UserError for anything that is refused.
         """
         if not self.count and self.clip_norm is None:
             leftovers.tell_clipping()
@@ -156,8 +159,11 @@ class CompiledStep:
         return self.torch(batch, update)
 
     def captured(self, batch: Any, update: bool | None = None) -> Any:
-        """Run a call as `step(batch, update)` does, if Dynamo captures its loss. Raises NotCaptured or, for what torch
-        has to run, CannotRecord, when nothing of it has run."""
+        """Run a call as `step(batch, update)` does, if Dynamo captures its loss; in torch, while XLA compiles. Raises
+        NotCaptured or, for what torch has to run, CannotRecord, when nothing of it has run."""
+        if self._is_pending():
+            self.weights.bridge.check_gradients_on(self.capture.loss.name)
+            return meanwhile(self, batch, update)
         if self.capture.refused is not None:
             raise self.capture.refused
         in_torch = self.updates.reason if isinstance(self.updates, UpdateInTorch) else ""
@@ -173,10 +179,29 @@ class CompiledStep:
         self._calls += 1
         if self.differentiated:
             self.weights.bridge.begin_gradients(batch, self.differentiated)
-        found = self.capture(batch, *self._sums(update), trained)
+        try:
+            found = self.capture(batch, *self._sums(update), trained)
+        except NotYet as error:
+            self._pending = error.compilation
+            found = meanwhile(self, batch, update)
         self.refusals.recorded()
         self.refused = None
         return found
+
+    def _is_pending(self) -> bool:
+        """Return True while XLA compiles the program that a call has asked for, and nothing asks for another one. Torch
+        runs all calls meanwhile: to change sides costs a copy of weights and moments."""
+        if self._pending is None:
+            return False
+        moved = self.weights.tables.changed() or self.updates.regrouped()
+        if moved or self.capture.must_wait or self._pending.done():
+            self._pending = None
+        return self._pending is not None
+
+    def torch_seed(self) -> int:
+        """Return what torch's generator starts from where torch runs the next call."""
+        key = np.asarray(jax.random.key_data(self.key)).tolist()
+        return int(np.random.SeedSequence((*key, self.count)).generate_state(1)[0])
 
     @property
     def programs(self) -> list[Any]:
@@ -189,6 +214,8 @@ class CompiledStep:
         name, lines = self.capture.loss.name, self.capture.explain()
         if self.refused is not None:
             lines.append(f"{name}: not captured: {self.refused}")
+        if self._pending is not None:
+            lines.append(f"{name}: torch runs it until XLA has compiled the program")
         if self.torch is not None:
             lines.append(f"{name}: torch runs it: {self.torch.reason}")
         return "\n".join(lines) or f"{name}: nothing is captured before the first call"
@@ -341,3 +368,4 @@ class CompiledStep:
         else:
             self.torch.set_gradients(state["grads"])
         self.count = state["count"]
+        self.wait = True  # the step before has used programs, and the bits are theirs

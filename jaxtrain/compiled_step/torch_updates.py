@@ -55,6 +55,28 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     return found
 
 
+def meanwhile(step: Any, batch: Any, update: bool | None) -> Any:
+    """Run this step in torch while XLA compiles its program; return its result. As in a program, the random numbers
+    come of the step's key and count, torch's generator stays as it is, and gradients wait in the step.
+
+    Raises torch's own error if batch, module or loss are at fault.
+    """
+    from torch_bridge.capture.meanwhile import drawing_from, one_core_less
+
+    waiting = step.grads
+    updates = TorchUpdates(step)
+    began = time.perf_counter()
+    try:
+        with one_core_less(), drawing_from(step.torch_seed()):
+            found = updates(batch, update)
+        waiting = step.weights.placed(updates.gradients())
+    finally:
+        updates.set_gradients({})
+        step.grads = waiting
+    step.torch_s = time.perf_counter() - began
+    return found
+
+
 class TorchUpdates:
     """Continuation of a compiled step in torch, with its weights, optimizer and count. Called as the step is called.
 
@@ -150,7 +172,8 @@ class TorchUpdates:
         if not updating:
             return loss, parts, None
         again = (lambda: self._backward(batch)[0]) if divisor == 1 else None
-        return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor, again)
+        step = self.step
+        return loss, parts, self.bridge.update(step.optimizer, step.clip_norm, step.clipped, divisor, again)
 
     def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
         """Return as `_stepped`, for an optimizer with a closure (LBFGS): the first evaluation's, as its step() does."""
@@ -159,7 +182,7 @@ class TorchUpdates:
         def evaluate() -> Any:
             step.optimizer.zero_grad()
             loss, parts = self._backward(batch)
-            found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm)))
+            found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm, step.clipped)))
             return loss
 
         step.optimizer.step(evaluate)

@@ -206,7 +206,8 @@ class _CompiledOptimization(_AutomaticOptimization):
             trainer.sync()  # a hook has added an optimizer or a group: compile anew, from the current weights
             self._groups = groups
             self.calls = HostCalls(module, trainer, trainer.precision == "bf16-mixed")
-            self.step = compile_step(module, self.calls.training_step, optimizer, shard=trainer._shard)
+            resumed = trainer.ckpt_path is not None  # with the bits of a run that was not interrupted
+            self.step = compile_step(module, self.calls.training_step, optimizer, shard=trainer._shard, wait=resumed)
             if place := self.step.weights.described():
                 rank_zero_info(place)
             self.lengths = _rounded_lengths(trainer, module, self.calls)

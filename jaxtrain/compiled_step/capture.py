@@ -97,9 +97,11 @@ class Capture:
     @property
     def must_wait(self) -> bool:
         """Return True if a program is waited for, instead of computing in torch while XLA compiles it."""
+        from torch_bridge.capture.meanwhile import must_wait
+
         step = self.step
         alone = isinstance(step.updates, OptaxUpdate) or step.weights.layout.mesh.size > 1  # torch has no counterpart
-        return self.results.must_wait(step.wait or alone)
+        return must_wait(step.wait or alone)
 
     @property
     def graphs(self) -> list[Any]:

@@ -10,14 +10,14 @@ from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.capture import Capture, NotYet
 from jaxtrain.compiled_step.first_look import FirstLook
 from jaxtrain.compiled_step.forward import CompiledForward
+from jaxtrain.compiled_step.meanwhile import Meanwhile
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
-from jaxtrain.compiled_step.torch_updates import TorchUpdates, meanwhile, take_over
+from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
 from jaxtrain.compiled_step.update import compile_update
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
-from jaxtrain.runtime.background import Compilation
 from jaxtrain.runtime.waits import PATIENCE_S, PATIENCE_STEPS, Waits
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CompiledStep:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
-        self._pending: Compilation | None = None  # torch runs the steps until this program is there
+        self.meanwhile = Meanwhile(self)
         self.refusals = weights.bridge.Refusals()
         self.refused: UserError | None = None  # why torch has run the last call that it ran
         self.differentiated: frozenset[int] = frozenset()  # tensors of a batch that the loss differentiates by
@@ -161,15 +161,14 @@ class CompiledStep:
     def captured(self, batch: Any, update: bool | None = None) -> Any:
         """Run a call as `step(batch, update)` does, if Dynamo captures its loss; in torch, while XLA compiles. Raises
         NotCaptured or, for what torch has to run, CannotRecord, when nothing of it has run."""
-        if self._is_pending():
-            self.weights.bridge.check_gradients_on(self.capture.loss.name)
-            return meanwhile(self, batch, update)
         if self.capture.refused is not None:
             raise self.capture.refused
         in_torch = self.updates.reason if isinstance(self.updates, UpdateInTorch) else ""
         if reason := in_torch or self.weights.bridge.watched_in_torch():
             raise self.weights.bridge.NotCaptured(reason)
-        self.weights.bridge.check_gradients_on(self.capture.loss.name)
+        self.weights.bridge.check_gradients_on(getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__))
+        if self.meanwhile.runs(batch):
+            return self.meanwhile(batch, update)
         with self.weights.exchange.plainly():
             self.refresh()
             structure = self.weights.edits.structure_of(self.weights.submodules)
@@ -180,28 +179,14 @@ class CompiledStep:
         if self.differentiated:
             self.weights.bridge.begin_gradients(batch, self.differentiated)
         try:
-            found = self.capture(batch, *self._sums(update), trained)
+            with self.meanwhile.capturing(batch):
+                found = self.capture(batch, *self._sums(update), trained)
         except NotYet as error:
-            self._pending = error.compilation
-            found = meanwhile(self, batch, update)
+            self.meanwhile.pending = error.compilation
+            found = self.meanwhile(batch, update)
         self.refusals.recorded()
         self.refused = None
         return found
-
-    def _is_pending(self) -> bool:
-        """Return True while XLA compiles the program that a call has asked for, and nothing asks for another one. Torch
-        runs all calls meanwhile: to change sides costs a copy of weights and moments."""
-        if self._pending is None:
-            return False
-        moved = self.weights.tables.changed() or self.updates.regrouped()
-        if moved or self.capture.must_wait or self._pending.done():
-            self._pending = None
-        return self._pending is not None
-
-    def torch_seed(self) -> int:
-        """Return what torch's generator starts from where torch runs the next call."""
-        key = np.asarray(jax.random.key_data(self.key)).tolist()
-        return int(np.random.SeedSequence((*key, self.count)).generate_state(1)[0])
 
     @property
     def programs(self) -> list[Any]:
@@ -214,8 +199,8 @@ class CompiledStep:
         name, lines = self.capture.loss.name, self.capture.explain()
         if self.refused is not None:
             lines.append(f"{name}: not captured: {self.refused}")
-        if self._pending is not None:
-            lines.append(f"{name}: torch runs it until XLA has compiled the program")
+        if self.meanwhile.why:
+            lines.append(f"{name}: torch runs it: {self.meanwhile.why}")
         if self.torch is not None:
             lines.append(f"{name}: torch runs it: {self.torch.reason}")
         return "\n".join(lines) or f"{name}: nothing is captured before the first call"

@@ -55,28 +55,6 @@ def take_over(step: Any, batch: Any, update: bool | None, refused: UserError) ->
     return found
 
 
-def meanwhile(step: Any, batch: Any, update: bool | None) -> Any:
-    """Run this step in torch while XLA compiles its program; return its result. As in a program, the random numbers
-    come of the step's key and count, torch's generator stays as it is, and gradients wait in the step.
-
-    Raises torch's own error if batch, module or loss are at fault.
-    """
-    from torch_bridge.capture.meanwhile import drawing_from, one_core_less
-
-    waiting = step.grads
-    updates = TorchUpdates(step)
-    began = time.perf_counter()
-    try:
-        with one_core_less(), drawing_from(step.torch_seed()):
-            found = updates(batch, update)
-        waiting = step.weights.placed(updates.gradients())
-    finally:
-        updates.set_gradients({})
-        step.grads = waiting
-    step.torch_s = time.perf_counter() - began
-    return found
-
-
 class TorchUpdates:
     """Continuation of a compiled step in torch, with its weights, optimizer and count. Called as the step is called.
 

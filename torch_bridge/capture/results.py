@@ -9,7 +9,6 @@ import torch
 from torch_bridge.capture import artefacts
 from torch_bridge.capture.aten_program import Numbers
 from torch_bridge.capture.compiled_graph import symbols_of
-from torch_bridge.capture.meanwhile import must_wait
 from torch_bridge.capture.observed import Observed
 from torch_bridge.datasets import to_torch
 from torch_bridge.exchange import to_batch
@@ -17,8 +16,8 @@ from torch_bridge.lowering.table import Call
 from torch_bridge.lowering.wide_integers import stored
 
 __all__ = [
-    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "must_wait", "overwrite",
-    "parameter_among", "stored", "symbols_of", "to_batch", "wants_gradient",
+    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "overwrite", "parameter_among", "stored",
+    "symbols_of", "to_batch", "wants_gradient",
 ]  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
-from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering.errors import CannotRecord, NotCaptured
 from torch_bridge.step_rules import reason_of
@@ -113,6 +112,8 @@ class CompiledTraining:
         if self._xla_step is not None:
             self.sync()
             set_gradients(self._xla_step.weights.tensors, self._xla_step.weights.tensors.values(), self._xla_step.grads)
+        from torch_bridge.capture.module_call import compile_calls  # takes seconds, and few trainings need it
+
         compile_calls([self.model])
 
     def _fitted(self, model: Any, inputs: Any) -> Any:

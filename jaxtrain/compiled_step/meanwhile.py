@@ -3,7 +3,7 @@ captured, as long as torch has not computed for as long as that takes."""
 
 import contextlib
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +28,8 @@ class Meanwhile:
         self._step = step
         self.pending: Compilation | None = None
         self._patience_s = CAPTURE_S + MODULE_S * len(step.weights.submodules)
-        self._torch_s: defaultdict[Any, float] = defaultdict(float)  # by shapes: how long torch has computed
+        self._calls: Counter[Any] = Counter()  # by shapes: how many torch has run
+        self._fastest_s: dict[Any, float] = {}  # by shapes: of these
         self._captured: set[Any] = set()  # shapes with which the loss has been captured, or a graph was there
 
     @property
@@ -36,7 +37,7 @@ class Meanwhile:
         """Return why torch runs the calls now; "" if it does not."""
         if self.pending is not None:
             return "XLA compiles the program"
-        early = self._torch_s and not self._captured
+        early = self._calls and not self._captured
         return f"its first {self._patience_s:.0f} s, about what a capture takes" if early else ""
 
     def runs(self, batch: Any) -> bool:
@@ -47,7 +48,8 @@ class Meanwhile:
             return False
         if self.pending is None:
             shapes = step.weights.bridge.shapes_of(batch)
-            return shapes not in self._captured and self._torch_s[shapes] < self._patience_s
+            spent_s = self._calls[shapes] * self._fastest_s.get(shapes, 0.0)  # a first call imports and allocates
+            return shapes not in self._captured and spent_s < self._patience_s
         if self._moved() or self.pending.done():
             self.pending = None
         return self.pending is not None
@@ -82,8 +84,10 @@ class Meanwhile:
         finally:
             updates.set_gradients({})
             step.grads = waiting
-        step.torch_s = time.perf_counter() - began
-        self._torch_s[shapes] += step.torch_s
+        took_s = time.perf_counter() - began
+        self._calls[shapes] += 1
+        self._fastest_s[shapes] = min(took_s, self._fastest_s.get(shapes, took_s))
+        step.torch_s = self._fastest_s[shapes]
         return found
 
     def _moved(self) -> bool:

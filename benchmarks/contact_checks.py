@@ -93,7 +93,7 @@ def own_loop(place: str) -> dict[str, Any]:
     module = network().to(place)
     twin = copy.deepcopy(module)
     theirs = in_torch(twin, place)
-    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3))
+    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3), wait=True)
     ours = [float(step(batch)) for batch in batches(place)]
     step.sync()
     batch = next(iter(batches(place, 1)))
@@ -126,7 +126,7 @@ def written_batches() -> dict[str, Any]:
     place = device()
     module = network().to(place)
     theirs = in_torch(copy.deepcopy(module), place)
-    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3))
+    step = jaxtrain.compile(module, cross_entropy, torch.optim.AdamW(module.parameters(), 1e-3), wait=True)
     same = next(batches(place, 1))
     losses = []
     for batch in batches(place):
@@ -150,7 +150,7 @@ def batch_memory() -> dict[str, Any]:
     module = torch.nn.Sequential(torch.nn.Linear(4096, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(place)
     twin, x = copy.deepcopy(module), torch.randn(6400, 4096, device=place)
     loss_of = lambda module, x: module(x).square().mean()
-    step = jaxtrain.compile(module, loss_of, torch.optim.SGD(module.parameters(), 1e-3))
+    step = jaxtrain.compile(module, loss_of, torch.optim.SGD(module.parameters(), 1e-3), wait=True)
     optimizer = torch.optim.SGD(twin.parameters(), 1e-3)
 
     def in_torch_once():

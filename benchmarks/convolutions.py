@@ -348,7 +348,7 @@ def measure_step(pixels: int, batch: int, arguments: Any) -> dict[str, Any]:
         return value.item()
 
     compiled_module, compiled_optimizer = build()
-    step = jaxtrain.compile(compiled_module, loss, compiled_optimizer)
+    step = jaxtrain.compile(compiled_module, loss, compiled_optimizer, wait=True)
     ours = lambda: float(step((images, labels)))
     apart = abs(ours() - eager())
     assert apart < 1e-4, f"the first losses are {apart:.1e} apart"

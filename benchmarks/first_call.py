@@ -27,7 +27,8 @@ model = transformers.BertForSequenceClassification(c)
 ids = torch.randint(1, 1000, (8, 32))
 batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
 started = time.process_time()
-step = jaxtrain.compile(model, lambda model, batch: model(**batch).loss, torch.optim.AdamW(model.parameters(), 1e-3))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+step = jaxtrain.compile(model, lambda model, batch: model(**batch).loss, optimizer, wait=True)
 loss = float(step(batch))
 seconds = time.process_time() - started
 print(json.dumps({"first_call_cpu_s": seconds, "loss": loss}))
@@ -43,7 +44,7 @@ torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(60)])
 batch = torch.randn(4, 16), torch.randn(4, 16)
 loss = lambda model, batch: F.mse_loss(model(batch[0]), batch[1])
-step = jaxtrain.compile(model, loss, torch.optim.AdamW(model.parameters(), 1e-3))
+step = jaxtrain.compile(model, loss, torch.optim.AdamW(model.parameters(), 1e-3), wait=True)
 for _ in range(30):
     last = step(batch)
 float(last)

@@ -34,7 +34,7 @@ def main() -> None:
 
     module = network()
     loss = lambda module, batch: torch.nn.functional.mse_loss(module(batch[0]), batch[1])
-    step = jaxtrain.compile(module, loss, torch.optim.AdamW(module.parameters(), 1e-3))
+    step = jaxtrain.compile(module, loss, torch.optim.AdamW(module.parameters(), 1e-3), wait=True)
 
     def own() -> float:
         began = time.perf_counter()

@@ -37,9 +37,9 @@ def measure(side: str) -> tuple[float, float]:
     batch = torch.randn(8, WIDTH)
     loss = lambda module, x: module(x).square().mean()
     small = torch.nn.Linear(4, 4)  # imports and compiles whatever any step needs
-    warm = jaxtrain.compile(small, loss, torch.optim.AdamW(small.parameters()))
+    warm = jaxtrain.compile(small, loss, torch.optim.AdamW(small.parameters()), wait=True)
     float(warm(torch.randn(8, 4)))
-    step = jaxtrain.compile(model, loss, optimizer) if side == "jaxtrain" else None
+    step = jaxtrain.compile(model, loss, optimizer, wait=True) if side == "jaxtrain" else None
     before = resident_mb()
     for _ in range(STEPS):
         if step is not None:

@@ -63,6 +63,7 @@ def describe(found: dict[str, Any]) -> list[str]:
 def main(out: str, script: str, *arguments: str) -> None:
     """Run the script until Enough, and write the report as JSON to `out`."""
     from jaxtrain.compiled_step import CompiledStep
+    from jaxtrain.runtime.background import WAIT
     from jaxtrain.train.trainer import Trainer
     from torch_bridge.script_watch import Watch
 
@@ -90,6 +91,7 @@ def main(out: str, script: str, *arguments: str) -> None:
             raise Enough
 
     CompiledStep.__call__, CompiledStep.after_call, Trainer.train = timed, counted, planned  # in this process alone
+    os.environ[WAIT] = "1"  # the programs are what is looked for
     error, started = "", time.perf_counter()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(pathlib.Path(script).resolve().parent))

@@ -18,7 +18,6 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
-from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering.errors import CannotRecord, NotCaptured
 from torch_bridge.step_rules import reason_of
@@ -113,6 +112,8 @@ class CompiledTraining:
         if self._xla_step is not None:
             self.sync()
             set_gradients(self._xla_step.weights.tensors, self._xla_step.weights.tensors.values(), self._xla_step.grads)
+        from torch_bridge.capture.module_call import compile_calls  # takes seconds, and few trainings need it
+
         compile_calls([self.model])
 
     def _fitted(self, model: Any, inputs: Any) -> Any:
@@ -134,7 +135,10 @@ class CompiledTraining:
             outside = any(id(p) not in model_parameters for group in optimizer.param_groups for p in group["params"])
             if outside and not self.clears_all_gradients:
                 raise UserError("the optimizer holds parameters outside the model, whose gradients are never cleared")
-            self._xla_step = compile_step(model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard)
+            resumed = self.state.global_step > 0  # with the bits of a run that was not interrupted
+            self._xla_step = compile_step(
+                model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard, wait=resumed
+            )
             if place := self._xla_step.weights.described():
                 print(place)
             self._xla_step.clipped = model  # not a loss's parameters, which the optimizer may hold too

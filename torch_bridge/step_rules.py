@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
@@ -69,14 +70,19 @@ def begin_gradients(batch: Any, numbers: frozenset[int]) -> None:
             tensor.requires_grad_()
 
 
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+def shapes_of(batch: Any) -> tuple:
+    """Return the shapes of a batch's tensors and arrays, with their dtypes."""
+    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in _tensors_in(batch, (torch.Tensor, np.ndarray)))
+
+
+def _tensors_in(value: Any, kinds: tuple = (torch.Tensor,), depth: int = 0) -> Iterator[Any]:
     """Yield the tensors of a batch, in containers and in attributes of objects."""
-    if issubclass(type(value), torch.Tensor):
+    if issubclass(type(value), kinds):
         yield value
     elif depth < DEEPEST:
         inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else _attributes(value)
         for item in inner:
-            yield from _tensors_in(item, depth + 1)
+            yield from _tensors_in(item, kinds, depth + 1)
 
 
 def _attributes(value: Any) -> list[Any]:

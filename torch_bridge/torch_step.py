@@ -200,24 +200,33 @@ def wants_closure(optimizer: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def clip(optimizer: Any, clip_norm: float | None) -> np.ndarray | None:
-    """Clip the gradients. Return their norm before clipping, or None without a limit."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return None if clip_norm is None else torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
+def clip(optimizer: Any, clip_norm: float | None, clipped: torch.nn.Module | None) -> np.ndarray | None:
+    """Clip the gradients: of the module `clipped`, or of all that the optimizer holds. Return their norm before
+    clipping, or None without a limit."""
+    if clip_norm is None:
+        return None
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = held if clipped is None else list(clipped.parameters())
+    return torch.nn.utils.clip_grad_norm_(parameters, clip_norm).numpy(force=True)
 
 
 def update(
-    optimizer: Any, clip_norm: float | None, divisor: int, evaluate: Callable[[], Any] | None
+    optimizer: Any,
+    clip_norm: float | None,
+    clipped: torch.nn.Module | None,
+    divisor: int,
+    evaluate: Callable[[], Any] | None,
 ) -> np.ndarray | None:
     """Divide and clip the gradients, step, and clear them. Return the norm before clipping, or None without a limit.
 
-    evaluate: adds the gradients of the loss once more, for an optimizer whose `step` requires a closure (SAM).
+    clipped: as in `clip`. evaluate: adds the gradients of the loss once more, for an optimizer whose `step` requires a
+    closure (SAM).
     """
     if divisor > 1:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None:
                 parameter.grad.div_(divisor)
-    norm = clip(optimizer, clip_norm)
+    norm = clip(optimizer, clip_norm, clipped)
     try:
         optimizer.step()
     except (AssertionError, TypeError, ValueError, RuntimeError) as error:

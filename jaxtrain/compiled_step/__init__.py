@@ -33,6 +33,7 @@ def compile(
     shard: str | Mapping[str, Any] = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
+    wait: bool = False,
 ) -> CompiledStep:
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
@@ -45,6 +46,7 @@ def compile(
     clip_grad_norm_. shard: how the devices share the work: shard.strategy (ddp, shard_grad_op, fsdp, hsdp), or a dict
     of the shard section, as {"strategy": "hsdp", "replicas": 2}; each batch is the global one. devices: JAX devices;
     default: all. seed: for dropout; default: torch's.
+    wait: for XLA at each new program, for the same bits in each run; else torch runs the steps until it is there.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:
@@ -63,6 +65,7 @@ def compile(
         shard=shard,
         devices=devices,
         seed=seed,
+        wait=wait,
     )
     return many["loss"]
 
@@ -77,6 +80,7 @@ def compile_many(
     shard: str | Mapping[str, Any] = "ddp",
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
+    wait: bool = False,
 ) -> CompiledSteps:
     """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
 
@@ -113,7 +117,7 @@ def compile_many(
         if isinstance(scheduler, list | tuple):
             scheduler = SchedulerList(scheduler)
         steps[name] = CompiledStep(
-            index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm
+            index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm, wait
         )
     return CompiledSteps(steps)
 

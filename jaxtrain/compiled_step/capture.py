@@ -11,7 +11,9 @@ import numpy as np
 
 from jaxtrain.compiled_step.finite import OnlyFinite
 from jaxtrain.compiled_step.update import update
+from jaxtrain.optim.torch_optimizer import OptaxUpdate
 from jaxtrain.runtime import jax_settings
+from jaxtrain.runtime.background import Compilation, compile_later
 from jaxtrain.runtime.prng import Rngs
 
 FIRST_TORCH = (2, 13)  # as torch_bridge.capture.torch_api has it
@@ -28,6 +30,14 @@ def why_not(step: Any) -> str:
     if weights.replicated:
         return "DistributedDataParallel exchanges buffers and gradients between processes"
     return ""
+
+
+class NotYet(Exception):
+    """XLA compiles the program of this call in the background; nothing has run. compilation: of the program."""
+
+    def __init__(self, compilation: Compilation):
+        super().__init__("XLA compiles the program")
+        self.compilation = compilation
 
 
 class Capture:
@@ -70,7 +80,8 @@ class Capture:
         return CapturedLoss(self.step.loss_fn, arguments, self._differentiable, self._program, bf16)
 
     def __call__(self, batch: Any, updating: bool, divisor: int, trained: tuple[str, ...]) -> Any:
-        """Run a call; return the loss, or (loss, values to log). Raises NotCaptured if nothing of it has run."""
+        """Run a call; return the loss, or (loss, values to log). Raises NotCaptured and NotYet if nothing of it has
+        run."""
         step, weights = self.step, self.step.weights
         self.updating, self.divisor, self.trained = updating, divisor, trained
         try:
@@ -84,13 +95,24 @@ class Capture:
         return (loss, step.parts) if logged else loss
 
     @property
+    def must_wait(self) -> bool:
+        """Return True if a program is waited for, instead of computing in torch while XLA compiles it."""
+        from torch_bridge.capture.meanwhile import must_wait
+
+        step = self.step
+        alone = isinstance(step.updates, OptaxUpdate) or step.weights.layout.mesh.size > 1  # torch has no counterpart
+        return must_wait(step.wait or alone)
+
+    @property
     def graphs(self) -> list[Any]:
         """Return the graphs captured so far."""
         return self.loss.graphs if "loss" in vars(self) else []
 
     def wait(self, new: bool, values: Sequence[Any]) -> contextlib.AbstractContextManager:
-        """Return the context of a program's call; a new one is compiled in it, which may take long."""
-        return self._wait("is compiled", values, new and self.loss.calls > 1)  # the first call's is in its capture
+        """Return the context of a program's call; a new one is traced in it, and compiled if it is waited for."""
+        return self._wait(
+            "is compiled" if self.must_wait else "is traced", values, new and self.loss.calls > 1
+        )  # the first call's is in its capture
 
     def _wait(self, what: str, values: Any, new: bool) -> contextlib.AbstractContextManager:
         if not new:
@@ -124,6 +146,11 @@ class Capture:
         return CapturedProgram(self, graph)
 
 
+def _abstract(value: Any) -> Any:
+    """Return what a program is traced with: an array's form; a Python number, which is no array, as it is."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "dtype") else value
+
+
 def _shape(leaf: Any) -> str:
     try:
         return str(tuple(leaf.shape))
@@ -149,7 +176,8 @@ class CapturedProgram:
 
     def __call__(self, inputs: Sequence[Any]) -> list:
         """Run the program on the graph's inputs; return its outputs, as Dynamo's code goes on with them. Raises
-        NotCaptured where JAX has no form for an operator with these sizes; nothing has run then."""
+        NotCaptured where JAX has no form for an operator with these sizes, and NotYet while XLA compiles; nothing has
+        run then."""
         capture, step, weights = self._capture, self._step, self._step.weights
         numbers, every = self._captured.program.numbers(inputs)
         names = self._names(inputs)
@@ -172,6 +200,9 @@ class CapturedProgram:
         try:
             with weights.exchange.products(), capture.wait(new, values):
                 state, (loss, outputs, norm) = compiled.run(*given, np.uint32(step.count))
+        except NotYet:
+            self.compiled[key] = compiled
+            raise
         except Exception as error:
             if not new or isinstance(error, jax.errors.JaxRuntimeError):
                 raise
@@ -182,7 +213,7 @@ class CapturedProgram:
         weights.queue.put(loss, values)
         weights.arrays, step.opt_state, step.grads = state
         weights.move_ahead()
-        if self._doubt and compiled.run.failed:
+        if compiled.failed:
             raise weights.bridge.MayRaise(self._doubt)
         step.after_call(updated if capture.updating else None)
         step.grad_norm = None if norm is None else weights.lazy.LazyScalar(norm)
@@ -190,13 +221,18 @@ class CapturedProgram:
 
 
 class _Compiled:
-    """One XLA program. names: of the weights among the inputs that it uses, None for others. sizes: its constants.
-    every: the inputs of its first call, and the numbers that Python computes of them."""
+    """One XLA program, or one for each set of gradients that wait when it is called.
+
+    names: of the weights among the inputs that it uses, None for others. sizes: its constants. every: the inputs of its
+    first call, and the numbers that Python computes of them. failed: the last result does not count, as torch may raise
+    for these values.
+    """
 
     def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple, every: Sequence[Any]):
         capture, step = program._capture, program._step
         graph, captured = program._graph, program._captured
         self._graph, self._captured, self._step, self._sizes = graph, captured, step, sizes
+        self._capture = capture
         self._results = capture.results
         self._name = dict(zip(program._places, names, strict=True))
         read = captured.program.tensors
@@ -220,9 +256,40 @@ class _Compiled:
         self._divisor = capture.divisor
         self._constants: dict[int, Any] = {}  # outputs that are Python numbers, known once it is traced
         sums = not capture.updating
-        function, donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))
+        function, self._donated = (self._accumulate, (0, 1, 2)) if sums else (self._update, (0, 1))
         self.jaxpr = jax.make_jaxpr(function)
-        self.run: Any = OnlyFinite(function, sums) if program._doubt else jax.jit(function, donate_argnums=donated)
+        self._finite = OnlyFinite(function, sums) if program._doubt else None
+        if self._finite is not None:
+            function, self._donated = self._finite.step, (0, 1, 2)
+        self._jitted = jax.jit(function, donate_argnums=self._donated)
+        self._background: dict[Any, Compilation] = {}
+
+    @property
+    def failed(self) -> bool:
+        return self._finite is not None and self._finite.failed
+
+    def run(self, *given: Any) -> tuple:
+        """Return the new state, and (loss, outputs, norm). Raises NotYet while XLA compiles."""
+        program = self._program(*given)
+        return program(*given) if self._finite is None else self._finite(program, *given)
+
+    def _program(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> Callable:
+        types = *map(type, free), *(value.dtype for value in values), len(self._step.weights.counters)
+        key = frozenset(grads), limit is None, types
+        compilation = self._background.get(key)
+        if (compilation is None or not compilation.done()) and self._capture.must_wait:
+            return self._jitted
+        if compilation is None:
+            given = arrays, opt_state, grads, values, free, numbers, limit, count
+            portable = all(array.dtype.itemsize <= 4 for array in jax.tree.leaves((arrays, values)))  # JAX's export
+            if portable:
+                given = jax.tree.map(_abstract, given)
+            self._jitted.trace(*given)
+            compilation = compile_later(self._jitted, given, portable, self._donated)
+            self._background[key] = compilation
+        if not compilation.done():
+            raise NotYet(compilation)
+        return compilation.program
 
     def check_precision(self, every: Sequence[Any]) -> None:
         """Raise CannotRecord if the graph computes in float64 where float32 would miss digits, with these inputs."""

@@ -8,20 +8,21 @@ import jax.numpy as jnp
 
 
 class OnlyFinite:
-    """Compiled step that returns the old state, and sets `failed`, if the loss or the new state is infinite or NaN.
+    """A step that returns the old state, and sets `failed`, if the loss or the new state is infinite or NaN.
 
-    step: (arrays, optimizer state, gradients, ...) -> (the new ones, (loss, ...)). sums: it adds to the gradients
-    instead of using them up. Each call waits for the result.
+    step: to be compiled; the given one, (arrays, optimizer state, gradients, ...) -> (the new ones, (loss, ...)), with
+    a check of its result. sums: it adds to the gradients instead of using them up. Each call waits for the result.
     """
 
     def __init__(self, step: Callable, sums: bool):
         self.failed = False
         self._sums = sums
-        self._compiled = jax.jit(_kept(step), donate_argnums=(0, 1, 2))
+        self.step = _kept(step)
 
-    def __call__(self, arrays: dict, opt_state: Any, grads: dict, *rest: Any) -> tuple:
+    def __call__(self, compiled: Callable, arrays: dict, opt_state: Any, grads: dict, *rest: Any) -> tuple:
+        """Call the compiled `step`; return the new state and (loss, ...)."""
         before = set(grads)
-        (arrays, opt_state, grads), found, fine = self._compiled(arrays, opt_state, grads, *rest)
+        (arrays, opt_state, grads), found, fine = compiled(arrays, opt_state, grads, *rest)
         self.failed = not fine
         if self.failed or not self._sums:
             grads = {name: value for name, value in grads.items() if self.failed and name in before}

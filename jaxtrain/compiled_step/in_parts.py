@@ -69,7 +69,15 @@ class StepInParts:
         step = self._steps.get(id(optimizer))
         if step is None or step.optimizer is not optimizer:
             step = CompiledStep(
-                len(self._steps), self.weights, _no_loss, optimizer, None, 1, POLICIES["fp32"], clip_norm=None
+                len(self._steps),
+                self.weights,
+                _no_loss,
+                optimizer,
+                None,
+                1,
+                POLICIES["fp32"],
+                clip_norm=None,
+                wait=True,
             )
             if isinstance(step.updates, UpdateInTorch):
                 log.warning("%s: torch updates the weights, whole on one device", step.updates.reason)

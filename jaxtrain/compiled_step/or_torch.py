@@ -11,9 +11,9 @@ class StepOrTorch:
     """One update of a torch module: compiled, or run by torch if some part of it cannot be recorded (a branch on
     values, an optimizer without a counterpart, objects that are not torch's).
 
-    Arguments as in `compile`; gradients are summed over calls until one with `update`. say: receives the reason for the
-    fallback, once. scaler: a GradScaler for the steps that torch runs. `in_torch`: torch runs the steps. `dirty`:
-    torch's objects hold older values than the device.
+    Arguments as in `compile`; gradients are summed over calls until one with `update`. Programs are waited for, for the
+    same bits in each run. say: receives the reason for the fallback, once. scaler: a GradScaler for the steps that
+    torch runs. `in_torch`: torch runs the steps. `dirty`: torch's objects hold older values than the device.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StepOrTorch:
             return
         try:
             self.compiled = compiled_step.compile(
-                module, loss_fn, optimizer, scheduler, clip_norm=clip_norm, precision=precision, shard=shard
+                module, loss_fn, optimizer, scheduler, clip_norm=clip_norm, precision=precision, shard=shard, wait=True
             )
             self._forward = self.compiled.eval()  # kept, because it caches the compiled programs
         except UserError as error:

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from jaxtrain.compiled_step import leftovers
-from jaxtrain.compiled_step.capture import Capture
+from jaxtrain.compiled_step.capture import Capture, NotYet
 from jaxtrain.compiled_step.first_look import FirstLook
 from jaxtrain.compiled_step.forward import CompiledForward
+from jaxtrain.compiled_step.meanwhile import Meanwhile
 from jaxtrain.compiled_step.seen_shapes import MANY, SeenShapes
 from jaxtrain.compiled_step.shared_weights import Arrays, SharedWeights
 from jaxtrain.compiled_step.torch_updates import TorchUpdates, take_over
@@ -26,18 +27,19 @@ if TYPE_CHECKING:
 class CompiledStep:
     """One compiled update, made by `compile` and `compile_many`.
 
-    count: calls so far. clip_norm: may be changed. clipped: a module whose parameters alone are clipped and counted in
-    the norm; None: all that the optimizer holds. Set before the first call.
+    count: calls so far. clip_norm: may be changed. wait: for programs, instead of computing in torch while XLA compiles
+    them; may be changed. clipped: a module whose parameters alone are clipped and counted in the norm; None: all that
+    the optimizer holds. Set before the first call.
     """
 
     clipped: Any = None
 
     def __init__(
-        self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm
+        self, index: int, weights: SharedWeights, loss_fn, optimizer, scheduler, accumulate, precision, clip_norm, wait
     ):
         self.weights, self.optimizer, self.scheduler = weights, optimizer, scheduler
         self.key = jax.random.fold_in(weights.key, index)
-        self.accumulate, self.precision, self.clip_norm = accumulate, precision, clip_norm
+        self.accumulate, self.precision, self.clip_norm, self.wait = accumulate, precision, clip_norm, wait
         self._loss_fn = loss_fn
         self.capture: Any = None
         self.updates = self._look()
@@ -51,6 +53,7 @@ class CompiledStep:
             weights.exchange.before_optimizer(one, self._bring_up_to_date)
         weights.exchange.refuse_other_optimizers(weights.tensors.values(), optimizers)
         self.torch: TorchUpdates | None = None  # runs the steps that cannot be one program
+        self.meanwhile = Meanwhile(self)
         self.refusals = weights.bridge.Refusals()
         self.refused: UserError | None = None  # why torch has run the last call that it ran
         self.differentiated: frozenset[int] = frozenset()  # tensors of a batch that the loss differentiates by
@@ -131,10 +134,10 @@ class CompiledStep:
 
         Every `accumulate`-th call updates the weights with the mean of the gradients. update: True or False decides it
         for this call instead; gradients are then summed, as by backward(). Numbers that the loss reads from Python
-        (attributes, variables around it) may change. A call that cannot be one program (it keeps something in Python,
-        or branches on values) runs in torch, as the first may do; if the next cannot either, torch runs all later ones
-        around the compiled modules, and a warning says why. Raises torch's own error for a batch or a loss that torch
-        cannot run either, and UserError for anything that is refused.
+        (attributes, variables around it) may change. Torch runs the calls while XLA compiles. A call that cannot be one
+        program (it keeps something in Python, or branches on values) runs in torch, as the first may do; if the next
+        cannot either, torch runs all later ones around the compiled modules, and a warning says why. Raises torch's own
+        error for a batch or a loss that torch cannot run either, and UserError for anything that is refused.
         """
         if not self.count and self.clip_norm is None:
             leftovers.tell_clipping()
@@ -156,14 +159,16 @@ class CompiledStep:
         return self.torch(batch, update)
 
     def captured(self, batch: Any, update: bool | None = None) -> Any:
-        """Run a call as `step(batch, update)` does, if Dynamo captures its loss. Raises NotCaptured or, for what torch
-        has to run, CannotRecord, when nothing of it has run."""
+        """Run a call as `step(batch, update)` does, if Dynamo captures its loss; in torch, while XLA compiles. Raises
+        NotCaptured or, for what torch has to run, CannotRecord, when nothing of it has run."""
         if self.capture.refused is not None:
             raise self.capture.refused
         in_torch = self.updates.reason if isinstance(self.updates, UpdateInTorch) else ""
         if reason := in_torch or self.weights.bridge.watched_in_torch():
             raise self.weights.bridge.NotCaptured(reason)
-        self.weights.bridge.check_gradients_on(self.capture.loss.name)
+        self.weights.bridge.check_gradients_on(getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__))
+        if self.meanwhile.runs(batch):
+            return self.meanwhile(batch, update)
         with self.weights.exchange.plainly():
             self.refresh()
             structure = self.weights.edits.structure_of(self.weights.submodules)
@@ -173,7 +178,12 @@ class CompiledStep:
         self._calls += 1
         if self.differentiated:
             self.weights.bridge.begin_gradients(batch, self.differentiated)
-        found = self.capture(batch, *self._sums(update), trained)
+        try:
+            with self.meanwhile.capturing(batch):
+                found = self.capture(batch, *self._sums(update), trained)
+        except NotYet as error:
+            self.meanwhile.pending = error.compilation
+            found = self.meanwhile(batch, update)
         self.refusals.recorded()
         self.refused = None
         return found
@@ -193,6 +203,8 @@ class CompiledStep:
         name, lines = self.capture.loss.name, self.capture.explain()
         if self.refused is not None:
             lines.append(f"{name}: not captured: {self.refused}")
+        if self.meanwhile.why:
+            lines.append(f"{name}: torch runs it: {self.meanwhile.why}")
         if self.torch is not None:
             lines.append(f"{name}: torch runs it: {self.torch.reason}")
         return "\n".join(lines) or f"{name}: nothing is captured before the first call"
@@ -345,3 +357,4 @@ class CompiledStep:
         else:
             self.torch.set_gradients(state["grads"])
         self.count = state["count"]
+        self.wait = True  # the step before has used programs, and the bits are theirs

@@ -150,7 +150,8 @@ class TorchUpdates:
         if not updating:
             return loss, parts, None
         again = (lambda: self._backward(batch)[0]) if divisor == 1 else None
-        return loss, parts, self.bridge.update(self.step.optimizer, self.step.clip_norm, divisor, again)
+        step = self.step
+        return loss, parts, self.bridge.update(step.optimizer, step.clip_norm, step.clipped, divisor, again)
 
     def _minimized(self, batch: Any) -> tuple[Any, dict, Any]:
         """Return as `_stepped`, for an optimizer with a closure (LBFGS): the first evaluation's, as its step() does."""
@@ -159,7 +160,7 @@ class TorchUpdates:
         def evaluate() -> Any:
             step.optimizer.zero_grad()
             loss, parts = self._backward(batch)
-            found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm)))
+            found.append((loss, parts, self.bridge.clip(step.optimizer, step.clip_norm, step.clipped)))
             return loss
 
         step.optimizer.step(evaluate)

@@ -30,7 +30,6 @@ from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
 from jaxtrain.runtime import host_memory
-from torch_bridge.capture.module_call import compiled_calls
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.from_torch import unwrapped
 from torch_bridge.lowering.python.names import mentions
@@ -116,6 +115,8 @@ class Trainer(pl.Trainer):
             set_gradients(step.weights.tensors, step.weights.tensors.values(), step.grads)
         plain.optim_progress = loop.automatic_optimization.optim_progress  # continues a checkpoint's or its own
         loop.automatic_optimization = plain
+        from torch_bridge.capture.module_call import compiled_calls  # takes seconds, and few trainings need it
+
         self._forwards.enter_context(compiled_calls(module))
         return plain
 
@@ -206,7 +207,8 @@ class _CompiledOptimization(_AutomaticOptimization):
             trainer.sync()  # a hook has added an optimizer or a group: compile anew, from the current weights
             self._groups = groups
             self.calls = HostCalls(module, trainer, trainer.precision == "bf16-mixed")
-            self.step = compile_step(module, self.calls.training_step, optimizer, shard=trainer._shard)
+            resumed = trainer.ckpt_path is not None  # with the bits of a run that was not interrupted
+            self.step = compile_step(module, self.calls.training_step, optimizer, shard=trainer._shard, wait=resumed)
             if place := self.step.weights.described():
                 rank_zero_info(place)
             self.lengths = _rounded_lengths(trainer, module, self.calls)

@@ -14,7 +14,7 @@ import jax
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import compile_cache
-from jaxtrain.runtime.compile_process import CompileProcess
+from jaxtrain.runtime.compile_process import CompileProcess, called
 from jaxtrain.runtime.waits import LONG_S, speaks
 
 WAIT = "JAXTRAIN_WAIT"
@@ -37,12 +37,12 @@ class Compilation:
     """A program that XLA compiles, or will.
 
     lowered: what `jax.jit(...).lower(...)` returns. exported: the same in bytes, for another process; None if it cannot
-    be. program: the compiled one, once it is `done`.
+    be. donated: positions of the arguments that it donates. program: the compiled one, once it is `done`.
     """
 
-    def __init__(self, lowered: Any, exported: bytearray | None = None):
+    def __init__(self, lowered: Any, exported: bytearray | None = None, donated: tuple[int, ...] = ()):
         self._lowered: Any = lowered
-        self.exported = exported
+        self.exported, self.donated = exported, donated
         self._over = threading.Event()
         self._error: BaseException | None = None
         self.program: Any = None
@@ -73,17 +73,18 @@ def compiled(function: Callable, arguments: tuple) -> Compilation:
     return compilation
 
 
-def compile_later(function: Callable, arguments: tuple, portable: bool) -> Compilation:
+def compile_later(function: Callable, arguments: tuple, portable: bool, donated: tuple[int, ...] = ()) -> Compilation:
     """Have a function that `jax.jit` has returned compiled in the background for such arguments; at once if the compile
-    cache has it. Trace it before, for the errors of that. portable: JAX may export it."""
+    cache has it. Trace it before, for the errors of that. portable: JAX may export it. donated: positions of the
+    arguments that it donates."""
     exported = _exported(function, arguments) if portable else None
-    same = function if exported is None else jax.jit(jax.export.deserialize(exported).call)  # as the process has it
+    same = function if exported is None else called(jax.export.deserialize(exported), donated)  # as the process has it
     lowered = same.lower(*arguments)
     if compile_cache.holds(lowered):
         compilation = Compilation(lowered)
         compilation.run()
         return compilation
-    compilation = Compilation(lowered, exported)
+    compilation = Compilation(lowered, exported, donated)
     _queue.put(compilation)
     return compilation
 
@@ -124,7 +125,7 @@ class _Queue:
                     break
                 compilation = self._waiting.popleft()
             if compilation.exported is not None:
-                self._into_cache(compilation.exported)
+                self._into_cache(compilation.exported, compilation.donated)
             if not self._closed:
                 compilation.run()
                 self._count += 1
@@ -134,7 +135,7 @@ class _Queue:
             programs = "a program" if self._count == 1 else f"{self._count} programs"
             log.warning("XLA has compiled %s in %.0f s: it computes from here on, torch did meanwhile", programs, took)
 
-    def _into_cache(self, exported: bytearray) -> None:
+    def _into_cache(self, exported: bytearray, donated: tuple[int, ...]) -> None:
         """Compile in the other process. Where there is none, or it fails, the thread compiles."""
         cache = jax.config.jax_compilation_cache_dir
         if self._process is None and cache and jax.config.jax_enable_compilation_cache:
@@ -147,7 +148,7 @@ class _Queue:
                 self._process = process
                 if self._closed:
                     process.end()
-        if self._process is not None and not self._process.compile(exported) and not self._closed:
+        if self._process is not None and not self._process.compile(exported, donated) and not self._closed:
             self._process.end()
             self._process = None
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import jax
 
@@ -45,10 +45,12 @@ class CompileProcess:
             start_new_session=True,  # a Ctrl-C in the terminal is the training's
         )
 
-    def compile(self, exported: bytearray) -> bool:
-        """Compile a serialized `jax.export.Exported` into the cache; return False if the process has ended over it."""
+    def compile(self, exported: bytearray, donated: tuple[int, ...]) -> bool:
+        """Compile a serialized `jax.export.Exported` into the cache; return False if the process has ended over it.
+        donated: positions of the arguments that the program donates."""
         try:
-            self._process.stdin.write(len(exported).to_bytes(_LENGTH_BYTES, "little") + exported)
+            for message in (json.dumps(donated).encode(), exported):
+                self._process.stdin.write(len(message).to_bytes(_LENGTH_BYTES, "little") + message)
             self._process.stdin.flush()
             return self._process.stdout.read(1) == b"."
         except OSError:
@@ -73,6 +75,11 @@ class CompileProcess:
         return False
 
 
+def called(program: Any, donated: tuple[int, ...]) -> Any:
+    """Return a `jax.export.Exported` as a function of `jax.jit`, the same in each process."""
+    return jax.jit(program.call, donate_argnums=donated)
+
+
 def main() -> None:
     """Compile what comes on standard input, one `.` on standard output for each program, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -84,10 +91,11 @@ def main() -> None:
     from jaxtrain.runtime import compile_cache
 
     compile_cache.enable()
-    while exported := _next(sys.stdin.buffer):
-        program = jax.export.deserialize(bytearray(exported))
+    while donated := _next(sys.stdin.buffer):
+        exported = bytearray(_next(sys.stdin.buffer))
+        program = jax.export.deserialize(exported)
         positions, keywords = jax.tree.unflatten(program.in_tree, program.in_avals)
-        jax.jit(program.call).lower(*positions, **keywords).compile()
+        called(program, tuple(json.loads(donated))).lower(*positions, **keywords).compile()
         replies.write(b".")
 
 

@@ -15,12 +15,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
-from jaxtrain.runtime.background import Compilation, compile_later, compiled, waits_for_programs
+from jaxtrain.runtime.background import Compilation, compile_later, compiled
 from jaxtrain.runtime.prng import Rngs
 from jaxtrain.runtime.waits import Waits, inputs_of
 from torch_bridge.capture import artefacts, decompositions
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
-from torch_bridge.capture.meanwhile import drawing_from, one_core_less
+from torch_bridge.capture.meanwhile import drawing_from, must_wait, one_core_less
 from torch_bridge.capture.memory import Input, Layout, Order
 from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.capture.unreached import Tangents
@@ -180,10 +180,9 @@ class CompiledGraph:
         return outputs
 
     def _must_wait(self) -> bool:
-        """Return True if a program is waited for: the caller asks for the same bits in each run, or the graph stores or
-        restores a random state, which is torch's or JAX's."""
-        asked = self._halves.wait or waits_for_programs() or torch.are_deterministic_algorithms_enabled()
-        return asked or self._halves.stores_state or jax.default_backend() != "cpu"
+        """Return True if a program is waited for: as everywhere, and where the graph stores or restores a random state,
+        which is torch's or JAX's."""
+        return must_wait(self._halves.wait or self._halves.stores_state)
 
     def _meanwhile(self, inputs: list, seed: int) -> list:
         """Compute in torch, which draws from a generator with this seed: torch's own advances as for a program."""

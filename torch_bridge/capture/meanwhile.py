@@ -4,10 +4,20 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import jax
 import torch
+
+from jaxtrain.runtime.background import waits_for_programs
 
 _lock = threading.Lock()
 _threads: list[int] = []  # torch's count before, once for each thread inside the context
+
+
+def must_wait(asked: bool) -> bool:
+    """Return True if a program is waited for: the caller has `asked`, or environment or torch ask for the same bits in
+    each run, or a GPU computes, beside which torch is no help."""
+    asked = asked or waits_for_programs() or torch.are_deterministic_algorithms_enabled()
+    return asked or jax.default_backend() != "cpu"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from types import FrameType
 from jaxtrain.errors import UserError
 from jaxtrain.runtime import launch
 
-LONG_S = 5.0  # a wait is told from here on, and again each time it has doubled
+LONG_S = 5.0  # a wait is told from here on, and again each time it has doubled,
+SILENT_S = 30.0  # but at least so often
 PATIENCE_S, PATIENCE_STEPS = 60.0, 200  # of compiling: from here on it is compared with so many steps in torch
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,12 @@ class Waits:
     def _watch(self, what: str, began: float, thread: int, over: threading.Event) -> None:
         wait_s = LONG_S
         while speaks() and not over.wait(wait_s):
-            wait_s = time.perf_counter() - began
+            waited_s = time.perf_counter() - began
+            wait_s = min(waited_s, SILENT_S)
             line = self.line_of(sys._current_frames().get(thread))
             place = f", now at {line}" if line else ""
             last = f"; the last time took {self._last[what]:.0f} s" if what in self._last else ""
-            log.warning("%s %s, %.0f s so far%s%s", self.name, what, wait_s, place, last)
+            log.warning("%s %s, %.0f s so far%s%s", self.name, what, waited_s, place, last)
 
 
 def speaks() -> bool:

@@ -479,8 +479,10 @@ def line_in(frame: types.FrameType | None) -> str:
     inner = frame
     while inner is not None:
         reader = inner.f_locals.get("self") if inner.f_code.co_filename == _READER else None
-        if isinstance(reader, InstructionTranslatorBase) and _is_users_file(reader.f_code.co_filename):
-            return errors.written_line(reader.f_code, reader.lineno)[:160].rstrip()
+        # The thread that is watched may be making the reader: it has no code or line yet.
+        code = getattr(reader, "f_code", None) if isinstance(reader, InstructionTranslatorBase) else None
+        if code is not None and _is_users_file(code.co_filename):
+            return errors.written_line(code, getattr(reader, "lineno", code.co_firstlineno))[:160].rstrip()
         inner = inner.f_back
     return errors.line_in(frame)
 

@@ -16,6 +16,7 @@ from jaxtrain.runtime import traced_hparams
 from jaxtrain.runtime.mesh import Layout, refuse_whole
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.runtime.prng import initial_rngs
+from jaxtrain.runtime.waits import Waits
 from jaxtrain.task import Task, group_of, trains
 from jaxtrain.train.step.state import Arrays, ModelDef, TrainState, initial_guard, initial_scale, state_shardings
 from torch_bridge import layouts
@@ -108,7 +109,8 @@ class Start:
     def state(self, seed: int, model: nnx.Module | None = None) -> TrainState:
         """Return a new state, from the user's model if given, else with weights drawn from the seed."""
         number = np.int64(seed).astype(np.int32)
-        return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
+        with Waits("the model", lambda frame: "").during("gets its first weights"):  # by programs that are compiled
+            return self._begin(self._draw(number) if model is None else self.model_def.split(model), number)
 
 
 MOST_NUMBERS = 2**48  # of one array: a petabyte of float32

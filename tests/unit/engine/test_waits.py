@@ -1,17 +1,21 @@
 """A wait of more than some seconds is told: what goes on, how far it is, how long it took before, what it was for."""
 
 import re
+import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import jaxtrain
 from jaxtrain import Trainer, TrainingConfig
 from jaxtrain.compiled_step import step as steps
 from jaxtrain.runtime import waits
 from jaxtrain.runtime.waits import Waits
+from torch_bridge.capture import torch_api
 from torch_bridge.capture.module_call import compile_calls
 from torch_bridge.from_torch import from_torch
 
@@ -31,6 +35,29 @@ def test_a_long_wait_is_told_with_the_line_and_the_time_before(soon, caplog):
     assert told[-1].endswith("now at net.py:3; the last time took 0 s")
     assert told.count("Net is recorded in 0 s, once for inputs of shapes (4, 8)") == 1
     assert made.spent_s == pytest.approx(0.4, abs=0.3)
+
+
+def test_a_wait_is_never_silent_for_longer_than_the_limit(soon, caplog, monkeypatch):
+    assert waits.SILENT_S <= 30
+    monkeypatch.setattr(waits, "SILENT_S", 0.05)
+    with Waits("Net", lambda frame: "").during("is compiled"):
+        time.sleep(1.0)
+    assert len(caplog.messages) >= 8  # 5 if the pauses doubled
+
+
+def test_the_first_weights_of_a_model_are_told(soon, caplog, tmp_path, monkeypatch):
+    monkeypatch.setattr(waits, "LONG_S", 0.001)
+    config = TrainingConfig(batch_size=8, max_steps=1, output_dir=str(tmp_path))
+    Trainer(nn.Linear(3, 1), {"x": np.ones((8, 3), np.float32)}, None, config, loss=lambda output, batch: output.mean())
+    assert any(text.startswith("the model gets its first weights, ") for text in caplog.messages)
+
+
+def test_a_reader_that_is_being_made_has_no_line_yet():
+    maker = type("Reader", (InstructionTranslatorBase,), {"__init__": lambda self: None})
+    code = compile("def make(self, then):\n    return then()", torch_api._READER, "exec")
+    names = {}
+    exec(code, names)
+    assert names["make"](maker(), lambda: torch_api.line_in(sys._getframe())) is not None
 
 
 def test_a_short_wait_is_not_told(caplog):

@@ -27,6 +27,7 @@ from jaxtrain.systems.memory_lm.original.range_test import range_test
 from jaxtrain.systems.memory_lm.original.schedules import training_schedule
 from jaxtrain.systems.memory_lm.original.torch_models import Config, MemoryAdapter, MemoryTransformer, checked
 from jaxtrain.systems.memory_lm.original.trainer_checks import check, on_present_devices
+from jaxtrain.systems.memory_lm.tokenizers import ByteTokenizer
 from torch_bridge.datasets import to_numpy
 
 SEED = 42
@@ -174,6 +175,8 @@ class Trainer(SyncedObjects):
         """The config's tokenizer, with the config's special ids; its default padding token is its end token."""
         if "tokenizer" not in self._loaders:
             wrapped = data.tokenizer_of(self.settings)
+            if isinstance(wrapped, ByteTokenizer):
+                print("tokens are bytes; set model.tokenizer_name for the one that the original loads", flush=True)
             self._loaders["tokenizer"] = inner = getattr(wrapped, "inner", wrapped)
             if inner.pad_token_id is None:
                 inner.pad_token = inner.eos_token

@@ -224,8 +224,8 @@ class _Compiled:
     """One XLA program, or one for each set of gradients that wait when it is called.
 
     names: of the weights among the inputs that it uses, None for others. sizes: its constants. every: the inputs of its
-    first call, and the numbers that Python computes of them. failed: the last result does not count, as torch may raise
-    for these values.
+    first call, and the numbers that Python computes of them. jitted: what XLA compiles. failed: the last result does
+    not count, as torch may raise for these values.
     """
 
     def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple, every: Sequence[Any]):
@@ -261,7 +261,7 @@ class _Compiled:
         self._finite = OnlyFinite(function, sums) if program._doubt else None
         if self._finite is not None:
             function, self._donated = self._finite.step, (0, 1, 2)
-        self._jitted = jax.jit(function, donate_argnums=self._donated)
+        self.jitted = jax.jit(function, donate_argnums=self._donated)
         self._background: dict[Any, Compilation] = {}
 
     @property
@@ -278,14 +278,14 @@ class _Compiled:
         key = frozenset(grads), limit is None, types
         compilation = self._background.get(key)
         if (compilation is None or not compilation.done()) and self._capture.must_wait:
-            return self._jitted
+            return self.jitted
         if compilation is None:
             given = arrays, opt_state, grads, values, free, numbers, limit, count
             portable = all(array.dtype.itemsize <= 4 for array in jax.tree.leaves((arrays, values)))  # JAX's export
             if portable:
                 given = jax.tree.map(_abstract, given)
-            self._jitted.trace(*given)
-            compilation = compile_later(self._jitted, given, portable, self._donated)
+            self.jitted.trace(*given)
+            compilation = compile_later(self.jitted, given, portable, self._donated)
             self._background[key] = compilation
         if not compilation.done():
             raise NotYet(compilation)

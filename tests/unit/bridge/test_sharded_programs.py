@@ -34,7 +34,7 @@ def lowered(shard, again=False):
     step(x)
     (program,) = step.programs
     given = step.weights.arrays, step.opt_state, step.grads, [step.weights.place(x.numpy())], (), step.updates.numbers()
-    return step, program.run.lower(*given, None, np.uint32(1))
+    return step, program.jitted.lower(*given, None, np.uint32(1))
 
 
 def compiled(shard):

@@ -63,7 +63,7 @@ def test_eight_devices_train_as_one(name, accumulate):
     pieces = lambda array: array.size // array.addressable_shards[0].data.size
     weight, moment = step.weights.arrays["body.0.weight"], step.opt_state["body.0.weight"]["momentum_buffer"]
     assert (pieces(weight), pieces(moment)) == SPLIT[name]
-    assert [program.run._cache_size() for program in step.programs] == [1] * accumulate
+    assert [program.jitted._cache_size() for program in step.programs] == [1] * accumulate
 
 
 def test_a_sharded_state_goes_on_with_another_number_of_devices():

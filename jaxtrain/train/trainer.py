@@ -89,6 +89,7 @@ class Trainer(SavedWeights):
         config = with_lora(config, lora)
         if not abstract:
             same_start.join(config, model, loss)
+        self.abstract = abstract
         self.callbacks, self.run = Callbacks(callbacks, self), Control()
         self.user_model, self.user_loss = model, loss
         self.user_data = fingerprint.UserData({"train": train_dataset, "validation": val_dataset})
@@ -268,7 +269,8 @@ class Trainer(SavedWeights):
         return micro_batch.largest_batch(self.program, limit_bytes)
 
     def __repr__(self) -> str:
-        return f"Trainer({self._what()}, step {int(self.state.step)} of {self.total_steps}, {self.folder})"
+        steps = f"{self.total_steps} steps" if self.abstract else f"step {int(self.state.step)} of {self.total_steps}"
+        return f"Trainer({self._what()}, {steps}, {self.folder})"
 
     def describe(self) -> str:
         """Describe the run in a few lines."""

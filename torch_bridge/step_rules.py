@@ -72,7 +72,14 @@ def begin_gradients(batch: Any, numbers: frozenset[int]) -> None:
 
 def shapes_of(batch: Any) -> tuple:
     """Return the shapes of a batch's tensors and arrays, with their dtypes."""
-    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in _tensors_in(batch, (torch.Tensor, np.ndarray)))
+    return tuple((_shape(leaf), leaf.dtype) for leaf in _tensors_in(batch, (torch.Tensor, np.ndarray)))
+
+
+def _shape(value: Any) -> tuple:
+    try:
+        return tuple(value.shape)
+    except Exception:  # a nested tensor has none, and a tensor class of the user's may raise anything
+        return ()
 
 
 def _tensors_in(value: Any, kinds: tuple = (torch.Tensor,), depth: int = 0) -> Iterator[Any]:

@@ -83,6 +83,7 @@ def test_a_resumed_run_of_lightning_waits(sides, tmp_path):
     assert sides == ["XLA"] * 5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_transformers_waits(sides, tmp_path):
     transformers.trainer("jaxtrain", tmp_path, num_train_epochs=1).train()
     sides.clear()

@@ -268,10 +268,10 @@ class _Compiled:
     def failed(self) -> bool:
         return self._finite is not None and self._finite.failed
 
-    def run(self, *given: Any) -> tuple:
+    def run(self, *arguments: Any) -> tuple:
         """Return the new state, and (loss, outputs, norm). Raises NotYet while XLA compiles."""
-        program = self._program(*given)
-        return program(*given) if self._finite is None else self._finite(program, *given)
+        program = self._program(*arguments)
+        return program(*arguments) if self._finite is None else self._finite(program, *arguments)
 
     def _program(self, arrays, opt_state, grads, values, free, numbers, limit, count) -> Callable:
         types = *map(type, free), *(value.dtype for value in values), len(self._step.weights.counters)
@@ -280,12 +280,12 @@ class _Compiled:
         if (compilation is None or not compilation.done()) and self._capture.must_wait:
             return self.jitted
         if compilation is None:
-            given = arrays, opt_state, grads, values, free, numbers, limit, count
+            arguments: Any = arrays, opt_state, grads, values, free, numbers, limit, count
             portable = all(array.dtype.itemsize <= 4 for array in jax.tree.leaves((arrays, values)))  # JAX's export
             if portable:
-                given = jax.tree.map(_abstract, given)
-            self.jitted.trace(*given)
-            compilation = compile_later(self.jitted, given, portable, self._donated)
+                arguments = jax.tree.map(_abstract, arguments)
+            self.jitted.trace(*arguments)
+            compilation = compile_later(self.jitted, arguments, portable, self._donated)
             self._background[key] = compilation
         if not compilation.done():
             raise NotYet(compilation)

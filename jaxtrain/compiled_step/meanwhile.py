@@ -79,7 +79,7 @@ class Meanwhile:
         began = time.perf_counter()
         try:
             with contextlib.nullcontext() if self.pending is None else one_core_less(), drawing_from(self._seed()):
-                found = updates(batch, update)
+                result = updates(batch, update)
             waiting = step.weights.placed(updates.gradients())
         finally:
             updates.set_gradients({})
@@ -88,7 +88,7 @@ class Meanwhile:
         self._calls[shapes] += 1
         self._fastest_s[shapes] = min(took_s, self._fastest_s.get(shapes, took_s))
         step.torch_s = self._fastest_s[shapes]
-        return found
+        return result
 
     def _moved(self) -> bool:
         """Return True if modules or optimizer hold other parameters than before."""

@@ -180,13 +180,13 @@ class CompiledStep:
             self.weights.bridge.begin_gradients(batch, self.differentiated)
         try:
             with self.meanwhile.capturing(batch):
-                found = self.capture(batch, *self._sums(update), trained)
+                result = self.capture(batch, *self._sums(update), trained)
         except NotYet as error:
             self.meanwhile.pending = error.compilation
-            found = self.meanwhile(batch, update)
+            result = self.meanwhile(batch, update)
         self.refusals.recorded()
         self.refused = None
-        return found
+        return result
 
     @property
     def programs(self) -> list[Any]:

@@ -36,9 +36,9 @@ class StoreError(UserError):
 @contextlib.contextmanager
 def store_faults(uri: str) -> Iterator[None]:
     """Inside the context, an error of MLflow's store is raised as a StoreError, in one sentence."""
-    told = lambda record: record.exc_info is None  # MLflow logs a traceback of what it raises
+    without_traceback = lambda record: record.exc_info is None  # MLflow logs a traceback of what it raises
     log = logging.getLogger("mlflow.store.db.utils")
-    log.addFilter(told)
+    log.addFilter(without_traceback)
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
@@ -47,7 +47,7 @@ def store_faults(uri: str) -> Iterator[None]:
             "server; or go on without it, tracking.mlflow=false"
         ) from None
     finally:
-        log.removeFilter(told)
+        log.removeFilter(without_traceback)
 
 
 def _in_one_sentence(method: Callable[..., None]) -> Callable[..., None]:

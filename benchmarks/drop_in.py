@@ -1,13 +1,15 @@
 """Run examples/drop_in under the original libraries and under jaxtrain: `python -m benchmarks.drop_in`.
 
-Compares loss curves, metrics, lists of files and the random generators' states after every step, measures the median
-second between two steps, and writes the table of docs/drop_in.md. Each run is a process of its own, one after another,
-with a compilation cache that begins empty, and waits for its programs: every step but the first is XLA's.
+Compares loss curves, metrics, lists of files and the random generators' states after every step, and measures the
+median second between two steps. Each run is a process of its own, one after another, with a compilation cache that begins
+empty, and waits for its programs: every step but the first is XLA's. `--write` writes a result file
+and docs/benchmarks.md.
 
 `--totals 3` measures seconds from a process's start to its end instead, median of three: the original library, here,
 and here with JAXTRAIN_WAIT=1.
 """
 
+import datetime
 import json
 import math
 import os
@@ -19,12 +21,10 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks import parser
+from benchmarks import page, parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples/drop_in"
-PAGE = ROOT / "docs/drop_in.md"
-BEGIN, END = "<!-- benchmarks.drop_in begins -->", "<!-- benchmarks.drop_in ends -->"
 TOLERANCE = 1e-4  # relative, of every loss and metric
 
 
@@ -109,34 +109,11 @@ def _distance(wanted: list[float], got: list[float]) -> float:
     return max((abs(a - b) / max(abs(a), 1e-6) if a == a and b == b else math.inf for a, b in pairs), default=0.0)
 
 
-def table(found: dict[str, dict[str, Any]], machine: str) -> str:
-    """The table of docs/drop_in.md."""
-    lines = [
-        f"{machine}; 60 steps of each example, dropout off, float32. Largest relative differences of the loss curve "
-        "and of the evaluation's metrics, the list of files; median milliseconds of a step by the clock, original and "
-        "here; processor seconds that compiling adds to a run.",
-        "",
-        "| example | loss | metrics | files | clock | ratio | compile |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    ratios = []
-    for name, row in found.items():
-        theirs, ours = row["seconds"]
-        ratios.append(theirs / ours)
-        cells = [f"{row['loss']:.0e}", f"{row['metric']:.0e}", "same" if row["files"] else "differ"]
-        cells += [f"{1000 * theirs:.1f}, {1000 * ours:.1f}", f"{ratios[-1]:.2f}", f"{row['compile_s']:.0f} s"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    mean, slower = math.exp(statistics.fmean(map(math.log, ratios))), sum(ratio < 1 for ratio in ratios)
-    told = f"geometric mean of the ratios {mean:.2f}; slower: {slower}."
-    lines += ["", f"{sum(map(equal, found.values()))} of {len(found)} equal; {told}"]
-    return "\n".join(lines)
-
-
-def write(text: str) -> None:
-    """Put the table between the markers of docs/drop_in.md."""
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+def write(found: dict[str, dict[str, Any]], machine: str) -> None:
+    """Write a result file of today, and the pages that show it. machine: words for the page."""
+    path = page.RESULTS / f"{datetime.date.today()}_drop_in.json"
+    path.write_text(json.dumps({"machine": machine, "examples": dict(sorted(found.items()))}, indent=1) + "\n")
+    page.write()
 
 
 def main() -> None:
@@ -144,8 +121,8 @@ def main() -> None:
     p.add_argument("--only", nargs="+", choices=scripts(), default=scripts(), help="which examples (default: all)")
     p.add_argument("--max-steps", type=int, default=60)
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where torch's models lie")
-    p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
-    p.add_argument("--write", action="store_true", help="write the table into docs/drop_in.md")
+    p.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the page")
+    p.add_argument("--write", action="store_true", help="write a result file and docs/benchmarks.md")
     p.add_argument("--totals", type=int, metavar="ROUNDS", help="measure whole processes, so many times each")
     p.add_argument("--runs", help="compare what earlier runs have left there, EXAMPLE_ENGINE.json")
     p.add_argument("--json", help="write what was found to this file, and begin with what is there")
@@ -176,10 +153,8 @@ def main() -> None:
         print(f"{name}: {'equal' if equal(found[name]) else 'DIFFERS'} {found[name]}", flush=True)
         if kept:
             kept.write_text(json.dumps(found, indent=1))
-    text = table(dict(sorted(found.items())), arguments.machine)
-    print(text)
     if arguments.write:
-        write(text)
+        write(found, arguments.machine)
     sys.exit(int(failed))
 
 

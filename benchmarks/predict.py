@@ -1,6 +1,6 @@
 """The seven compared systems on a GPU that is not here: `python -m benchmarks.predict criteria_evidence`.
 
-Prints docs/performance.md's table from `jaxtrain.plan`'s prediction, at the originals' sizes, in bfloat16.
+`jaxtrain.plan`'s prediction, at the originals' sizes, in bfloat16; docs/benchmarks.md shows what `--json` wrote.
 """
 
 import argparse

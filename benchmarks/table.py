@@ -1,25 +1,19 @@
-"""Results of `benchmarks.compare` as a table: `python -m benchmarks.table --output benchmarks/results/F.md F.json ...`.
-
-`--docs docs/performance.md` also replaces what stands between the two `benchmarks` comments there.
-"""
+"""Results of `benchmarks.compare` as a table: `python -m benchmarks.table --output F.md F.json ...`."""
 
 import json
 import pathlib
-import re
 import statistics
 
 from benchmarks import parser
 
 HEAD = "| system | size | precision | batch | processes | against | jaxtrain, samples/s | torch, samples/s | ratio |"
 RULE = "|---|---|---|---|---|---|---|---|---|"
-BETWEEN = re.compile(r"(<!-- benchmarks -->\n).*?(<!-- /benchmarks -->)", re.DOTALL)
 
 
 def main() -> None:
     p = parser(__doc__, figures=False)
     p.add_argument("results", nargs="+", type=pathlib.Path, help="JSON files that benchmarks.compare wrote")
     p.add_argument("--output", type=pathlib.Path, help="a new results page")
-    p.add_argument("--docs", type=pathlib.Path)
     p.add_argument(
         "--predicted", type=pathlib.Path, help="JSON of benchmarks.predict, to stand beside what was measured"
     )
@@ -33,9 +27,6 @@ def main() -> None:
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(page(results))
-    if arguments.docs:
-        old = arguments.docs.read_text()
-        arguments.docs.write_text(BETWEEN.sub(lambda match: f"{match[1]}{text}\n{match[2]}", old))
 
 
 def table(results: list[dict]) -> str:

@@ -9,13 +9,6 @@ def test_there_are_18_examples():
     assert len(drop_in.scripts()) == 18
 
 
-def test_a_table_counts_what_is_equal_and_what_is_slower():
-    row = {"steps": 3, "loss": 1e-6, "metric": 0.0, "files": True, "random": True, "compile_s": 4.0}
-    row |= {"seconds": [0.2, 0.1]}
-    text = drop_in.table({"a": row, "b": row | {"seconds": [0.1, 0.2], "loss": 2e-4}}, "2 cores")
-    assert text.endswith("1 of 2 equal; geometric mean of the ratios 1.00; slower: 1.")
-
-
 def test_a_difference_in_length_value_files_or_random_state_is_found():
     base = {"loss": [1.0, 2.0], "seconds": [0.1, 0.2], "metrics": {"a": 1.0}, "files": ["f"]}
     base |= {"processor": [0.1, 0.2], "whole_processor_s": 1.0, "random": ["a", "b"]}

@@ -21,9 +21,20 @@ def main(argv: commands.Arguments = None) -> int:
         metavar="F.html",
         help="output file (default: report.html in the first run's folder)",
     )
+    p.add_argument(
+        "--watch", action="store_true", help="serve the page on this machine while the runs go on, until Ctrl-C"
+    )
+    p.add_argument(
+        "--port", type=commands.count(0, 65535), metavar="N", help="with --watch: the port (default 6007; 0: any free)"
+    )
     commands.add_quiet(p)
     commands.add_json(p)
-    return commands.main(run, p.parse_args(argv))
+    arguments = p.parse_args(argv)
+    if arguments.watch and arguments.output:
+        p.error("--watch writes no file; leave --output out")
+    if arguments.port is not None and not arguments.watch:
+        p.error("--port is for --watch")
+    return commands.main(watch if arguments.watch else run, arguments)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -36,6 +47,14 @@ def run(arguments: argparse.Namespace) -> None:
     output = pathlib.Path(arguments.output or read[0].folder / "report.html")
     print(f"wrote {page.write(read, output)}")
     arguments.found = {"runs": [str(record.folder) for record in read], "report": str(output)}
+
+
+def watch(arguments: argparse.Namespace) -> None:
+    from jaxtrain.reporting import live
+
+    with live.Server(arguments.run, live.PORT if arguments.port is None else arguments.port) as server:
+        print(f"{server.address} shows the report and follows the runs; end with Ctrl-C", flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ from typing import Any
 from jaxtrain.reporting.charts import number
 
 
-def document(title: str, body: Sequence[str]) -> str:
-    """Return the text of a page. body: sections; empty ones are left out."""
+def document(title: str, body: Sequence[str], refresh_s: int | None = None) -> str:
+    """Return the text of a page. body: sections; empty ones are left out. refresh_s: after so many seconds a browser
+    loads it again."""
+    again = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     style = pathlib.Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{again}"
         f"<title>{html.escape(title)}</title><style>{style}</style></head>\n"
         f"<body><h1>{html.escape(title)}</h1>\n" + "\n".join(part for part in body if part) + "\n</body></html>\n"
     )

@@ -28,15 +28,18 @@ def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def page(records: Sequence[Record]) -> str:
-    """Return the HTML document, with pictures embedded, and without scripts or requests."""
+def page(records: Sequence[Record], refresh_s: int | None = None) -> str:
+    """Return the HTML document, with pictures embedded, and without scripts or requests.
+
+    refresh_s: seconds after which a browser loads the page again; None: never.
+    """
     title = " · ".join(record.name for record in records)
     body = [_summary(records)]
     body += [_curves(heading, records) for heading in SECTIONS]
     body += [_history(record) for record in records]
     body += [_evaluations(record) + _pictures(record) for record in records]
     body += [_settings(records), _environment(records)]
-    return document(title, body)
+    return document(title, body, refresh_s)
 
 
 def _summary(records: Sequence[Record]) -> str:

@@ -31,7 +31,7 @@ def write() -> int:
         _save(page, python_of(page.read_text()))
     for path in sorted((ROOT / "examples").rglob("*.py")):
         _save(path, path.read_text())
-    for path in sorted((ROOT / "examples").rglob("*.ipynb")):
+    for path in sorted((ROOT / "docs/tutorials").glob("*.ipynb")):
         cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         text = "\n".join("".join(cell) for cell in cells)
         _save(path, re.sub(r"^(\s*)[!%].*$", r"\1pass", text, flags=re.M))

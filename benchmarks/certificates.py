@@ -60,7 +60,8 @@ def main() -> None:
             continue
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
         print(f"{name:50s} {known[name]['verdict']}  {time.perf_counter() - started:.0f} s", flush=True)
-    write_page(known)
+    if known:
+        PAGE.write_text(page(known))
 
 
 def _in_turn(libraries: dict[str, str]) -> Iterator[tuple[str, Any]]:
@@ -127,10 +128,8 @@ def _measured(model, library: str, steps: int) -> dict:
     }
 
 
-def write_page(known: dict) -> None:
-    """Write docs/certificates.md."""
-    if not known:
-        return
+def page(known: dict) -> str:
+    """docs/certificates.md."""
     rows = [HEAD, "|" + "---|" * 9]
     for one in sorted(known.values(), key=lambda one: (one["library"].lower(), one["model"])):
         cells = [
@@ -152,7 +151,7 @@ def write_page(known: dict) -> None:
     libraries = len({one["library"] for one in known.values()})
     agree = sum(one["verdict"] == "agrees" for one in known.values())
     text += f"\n{agree} of {len(known)} models of {libraries} libraries agree.\n\n"
-    PAGE.write_text(text + "\n".join(rows) + "\n")
+    return text + "\n".join(rows) + "\n"
 
 
 def _size(value: float | None) -> str:

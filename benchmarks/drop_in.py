@@ -1,9 +1,9 @@
 """Run examples/drop_in under the original libraries and under jaxtrain: `python -m benchmarks.drop_in`.
 
 Compares loss curves, metrics, lists of files and the random generators' states after every step, and measures the
-median second between two steps. Each run is a process of its own, one after another, with a compilation cache that begins
-empty, and waits for its programs: every step but the first is XLA's. `--write` writes a result file
-and docs/benchmarks.md.
+median second between two steps. Each run is a process of its own, one after another, with a compilation cache that
+begins empty, and waits for its programs: every step but the first is XLA's. `--write` writes a result file and
+docs/benchmarks.md.
 
 `--totals 3` measures seconds from a process's start to its end instead, median of three: the original library, here,
 and here with JAXTRAIN_WAIT=1.

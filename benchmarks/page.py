@@ -1,7 +1,8 @@
-"""Write docs/benchmarks.md, its charts and README's table from the newest results: `python -m benchmarks.page`.
+"""Write docs/benchmarks.md, its charts and other pages' tables from the newest results: `python -m benchmarks.page`.
 
-Every figure is read from a JSON file under benchmarks/results, and every table names its command and its files.
-`--check` writes nothing and exits with 1 where a page is not what the results say.
+A table of another page stands between two comments that name it. Every figure is read from a JSON file under
+benchmarks/results, and every table has its command and its files. `--check` writes nothing and exits with 1 where a
+page is not what the results say.
 """
 
 import json
@@ -9,16 +10,15 @@ import pathlib
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks import charts, parser
+from benchmarks import charts, page_tables, parser
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-SPEED = re.compile(r"(<!-- speed begins: python -m benchmarks.page -->\n).*?(<!-- speed ends -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (\w+) begins: python -m benchmarks.page -->\n).*?(<!-- \2 ends -->)", re.DOTALL)
 NAMES = {
     "criteria_evidence": "BERT-base, 512 tokens",
     "hjepa": "ViT-B under H-JEPA",
@@ -57,8 +57,10 @@ FOOT = [
 def main() -> None:
     p = parser(__doc__, figures=False)
     p.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page is stale")
-    if not p.parse_args().check:
-        return write()
+    arguments = p.parse_args()
+    if not arguments.check:
+        write()
+        return
     found = stale()
     for path in found:
         print(f"{path.relative_to(ROOT)} is not what benchmarks/results says", file=sys.stderr)
@@ -85,9 +87,14 @@ def pages() -> dict[pathlib.Path, str]:
         "drop_in": [(name, _ratio(row)) for name, row in drop_in[1]["examples"].items()],
     }
     drawn = {DOCS / f"benchmarks_{name}.svg": charts.ratios(rows, "times torch's speed") for name, rows in bars.items()}
-    readme = SPEED.sub(lambda match: f"{match[1]}{_speed(gpu, cpu, drop_in)}\n{match[2]}", README.read_text())
+    tables = {"speed": _speed(gpu, cpu, drop_in), **page_tables.tables()}
+    written = {path: path.read_text() for path in (README, *sorted(DOCS.glob("*.md")))}
+    filled = {
+        path: BLOCK.sub(lambda match: f"{match[1]}{tables[match[2]]}\n{match[3]}", text)
+        for path, text in written.items()
+    }
     text = [*HEAD, *_gpu(gpu), *_cpu(cpu), *_processes(), *_drop_ins(drop_in), *_predictions(gpu), *_smaller(), *FOOT]
-    return {DOCS / "benchmarks.md": "\n".join(text) + "\n", README: readme, **drawn}
+    return {**filled, DOCS / "benchmarks.md": "\n".join(text) + "\n", **drawn}
 
 
 def newest(pattern: str) -> tuple[pathlib.Path, Any]:
@@ -114,13 +121,6 @@ def against(results: list | tuple, peer: str) -> list[tuple[pathlib.Path, dict]]
     return sorted((pair for pair in pairs if pair[1]["peer"] == peer), key=lambda pair: -pair[1]["ratio"])
 
 
-def table(heads: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table in Markdown and an empty line. heads: separated by |."""
-    names = heads.split("|")
-    lines = [f"| {' | '.join(name.strip() for name in names)} |", "|---" * len(names) + "|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
-
-
 def _gpu(gpu: list) -> list[str]:
     compiled = {result["system"]: result for _, result in against(gpu, "torch_compile")}
     rows = []
@@ -145,7 +145,7 @@ def _gpu(gpu: list) -> list[str]:
         "",
         "![Speed on a GPU as a multiple of eager torch](benchmarks_gpu.svg)",
         "",
-        *table(f"{heads} | loss difference | MFU | file", rows),
+        *page_tables.table(f"{heads} | loss difference | MFU | file", rows),
         f"{'; '.join(sorted({_versions(result) for _, result in gpu}))}. Brackets: the lowest and the highest round.",
         "",
         "(1) `torch.compile` ran these with breaks in the graph, because the twins' losses selected rows by a mask. "
@@ -177,13 +177,13 @@ def _cpu(cpu: tuple[pathlib.Path, Any]) -> list[str]:
         "",
         "![Speed on two CPU cores as a multiple of eager torch](benchmarks_cpu.svg)",
         "",
-        *table(
+        *page_tables.table(
             "system | batch | samples/s: jaxtrain, torch eager | of eager | of `torch.compile` (1)",
             [*rows, ("geometric mean", "", "", *means)],
         ),
         "Geometric means of all days and machines. Figures of a virtual machine vary by a quarter between days:",
         "",
-        *table("file | machine | of eager | of `torch.compile` (1)", days),
+        *page_tables.table("file | machine | of eager | of `torch.compile` (1)", days),
     ]
 
 
@@ -199,7 +199,7 @@ def _processes() -> list[str]:
         f"`{COMPARE} torch_ddp --devices 2`: `shard.strategy: ddp_local` against DistributedDataParallel over gloo. "
         f"From `{_shown(path)}`:",
         "",
-        *table(
+        *page_tables.table(
             "system | samples/s: jaxtrain, torch DDP | of DDP",
             [*rows, ("geometric mean", "", f"**{_mean(results, 'torch_ddp')}**")],
         ),
@@ -226,7 +226,7 @@ def _drop_ins(drop_in: tuple[pathlib.Path, Any]) -> list[str]:
         "",
         "![Speed of scripts with one changed import, as a multiple of their library's](benchmarks_drop_in.svg)",
         "",
-        *table("example | losses differ by | metrics differ by | files | clock | ratio | compile", rows),
+        *page_tables.table("example | losses differ by | metrics differ by | files | clock | ratio | compile", rows),
         f"{same} of {len(found)} give the library's curves, metrics and files. The geometric mean of the ratios is "
         f"{statistics.geometric_mean(ratios):.2f}; {sum(ratio < 1 for ratio in ratios)} are slower.",
         "",
@@ -252,7 +252,7 @@ def _predictions(gpu: list) -> list[str]:
         f"From `{_shown(folder)}`. MB are those that each of 8 devices sends in a step, of the fewest that a plain "
         "scheme needs. Less is sent where XLA keeps gathered weights, or computes a buffer alike on all.",
         "",
-        *table(f"{heads} | MB, ddp | MB, fsdp", rows),
+        *page_tables.table(f"{heads} | MB, ddp | MB, fsdp", rows),
     ]
 
 
@@ -280,7 +280,7 @@ def _smaller() -> list[str]:
         (f"{distance}: our kernel in bf16, and the formula", f"{off[0]:.1e}, {off[1]:.1e}", by, shown),
         (f"{loop}: jaxtrain, and eager torch", f"{batch['ms']:.1f} ms, {batch['torch_ms']:.1f} ms", by, shown),
     ]
-    return ["## Single parts", "", *table("part | figure | command | file", rows)]
+    return ["## Single parts", "", *page_tables.table("part | figure | command | file", rows)]
 
 
 def _speed(gpu: list, cpu: tuple[pathlib.Path, Any], drop_in: tuple[pathlib.Path, Any]) -> str:
@@ -296,7 +296,7 @@ def _speed(gpu: list, cpu: tuple[pathlib.Path, Any], drop_in: tuple[pathlib.Path
     spread = f"{cores} {_date(drop_in[0])}", f"{min(ratios):.2f} to {max(ratios):.2f}"
     rows.append(("the seven systems, small, float32 (geometric mean)", *small))
     rows.append((f"{len(ratios)} scripts under one changed import", *spread, "`python -m benchmarks.drop_in --write`"))
-    return "\n".join(table("what | hardware, date | of torch eager | command", rows)[:-1])
+    return "\n".join(page_tables.table("what | hardware, date | of torch eager | command", rows)[:-1])
 
 
 def _ratio(row: dict) -> float:

@@ -74,6 +74,18 @@ LONG = {
 }
 
 ELSEWHERE = {
+    "tests/test_figures.py::test_benchmarks_and_the_tables_of_other_pages_are_what_the_results_say": [
+        "python -m benchmarks.page",
+    ],
+    "tests/e2e/test_training_example.py": [
+        "python examples/training_example.py",
+    ],
+    "tests/e2e/test_continuation_example.py": [
+        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --until 200 --checkpoint jax.pt --output torch.pt",
+    ],
+    "tests/test_configs_load.py": [
+        "python -m jaxtrain.run --config FILE",
+    ],
     "tests/test_docs.py::test_the_first_15_minutes_run_as_the_page_shows_them": [
         "jaxtrain report --run runs/digits_cnn",
     ],
@@ -234,6 +246,10 @@ ELSEWHERE = {
     ],
     "tests/e2e/test_drop_in_examples.py::test_an_example_is_the_same_under_both_engines": [
         "python examples/drop_in/lightning_autoencoder.py --engine jaxtrain --output curve.json",
+        *(
+            f"python examples/drop_in/{path.name} --engine jaxtrain"
+            for path in sorted(ROOT.glob("examples/drop_in/*_*.py"))
+        ),
     ],
 }
 
@@ -265,13 +281,15 @@ NOT_RUN = {
         "python -m benchmarks.certificates",
         "python -m benchmarks.chunked_loss",
         "python -m benchmarks.collectives",
-        "python -m benchmarks.compare --fed --rounds 7 --system set_completion",
         "python -m benchmarks.compare --precision bf16",
         "python -m benchmarks.operators",
         "python -m benchmarks.own_loop",
         "python -m benchmarks.compare --system S --peer torch_eager",
+        "python -m benchmarks.compare --system S --peer torch_eager torch_compile",
+        "python -m benchmarks.compare --system S --peer torch_ddp --devices 2",
+        "python -m benchmarks.outcomes",
+        "python -m benchmarks.outcomes hjepa_digits",
         "python -m benchmarks.compare --system hjepa --peer torch_eager",
-        "python -m benchmarks.compare --rounds 7 --system set_completion",
         "python -m benchmarks.compare --system set_completion --fed shard.threads=null",
         "python -m benchmarks.converted_bert",
         "python -m benchmarks.convolutions",
@@ -348,7 +366,7 @@ NOT_RUN = {
     ],
     "compiles a step of two billion parameters for minutes; tests/e2e/test_plan.py plans a smaller one": [
         "python -m jaxtrain.plan --config configs/sherlock_gen1.yaml --devices 1 data.synthetic=arrays "
-        "data.synthetic_volumes=100 data.synthetic_subjects=1",
+        "data.synthetic_volumes=200 data.synthetic_subjects=1",
     ],
     "is torch's own, shown beside ours": [
         "torchrun --nproc_per_node=4",

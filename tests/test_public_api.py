@@ -44,7 +44,9 @@ def test_an_unknown_name_is_an_attribute_error():
         jaxtrain.Nothing  # noqa: B018
 
 
-NO_COMMANDS = {"benchmarks.contact_checks", "benchmarks.systems", "benchmarks.torch_side"}  # parts of others
+NO_COMMANDS = {  # parts of others
+    f"benchmarks.{name}" for name in ("charts", "contact_checks", "page_tables", "systems", "torch_side")
+}
 BENCHMARKS = {f"benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
 MODULES = sorted(
     ({ELSEWHERE.get(name, f"jaxtrain.{name}") for name in COMMANDS} | BENCHMARKS)
@@ -60,6 +62,7 @@ NEED_TORCH = (
     "benchmarks.input_pipeline",
     "benchmarks.many_lengths",
     "benchmarks.operators",
+    "benchmarks.outcomes",
     "benchmarks.own_loop",
 )
 

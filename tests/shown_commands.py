@@ -81,7 +81,8 @@ ELSEWHERE = {
         "python examples/training_example.py",
     ],
     "tests/e2e/test_continuation_example.py": [
-        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --until 200 --checkpoint jax.pt --output torch.pt",
+        "torchrun --nproc_per_node=2 examples/continuation/digits_ddp.py --until 200 --checkpoint jax.pt "
+        "--output torch.pt",
     ],
     "tests/test_configs_load.py": [
         "python -m jaxtrain.run --config FILE",

@@ -288,8 +288,6 @@ NOT_RUN = {
         "python -m benchmarks.compare --system S --peer torch_eager",
         "python -m benchmarks.compare --system S --peer torch_eager torch_compile",
         "python -m benchmarks.compare --system S --peer torch_ddp --devices 2",
-        "python -m benchmarks.outcomes",
-        "python -m benchmarks.outcomes hjepa_digits",
         "python -m benchmarks.compare --system hjepa --peer torch_eager",
         "python -m benchmarks.compare --system set_completion --fed shard.threads=null",
         "python -m benchmarks.converted_bert",

@@ -62,7 +62,6 @@ NEED_TORCH = (
     "benchmarks.input_pipeline",
     "benchmarks.many_lengths",
     "benchmarks.operators",
-    "benchmarks.outcomes",
     "benchmarks.own_loop",
 )
 

@@ -222,7 +222,14 @@ def evaluation_number(trainer: Trainer | Program, step: int) -> int:
 
 
 def best_score(evaluation: Any, history: Mapping[str, Any]) -> float:
-    """Return the best value of evaluation.metric in a run's history. Raises UserError if it was never finite."""
+    """Return the best value of evaluation.metric in a run's history. Raises UserError if it was never finite, and if
+    nothing was evaluated."""
+    if not history["val_history"]:
+        raise UserError(
+            f"evaluation.metric: trials are compared by {evaluation.metric}, and this one made no evaluation: the "
+            "config has no validation data, or evaluates after its last step. With `task: torch_module` let the "
+            "function of data.target take `split` and return a Dataset for `validation`"
+        )
     values = [metrics[evaluation.metric] for metrics in history["val_history"]]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

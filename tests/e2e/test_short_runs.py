@@ -73,3 +73,11 @@ def test_a_rehearsal_takes_one_batch_of_everything_and_keeps_nothing(tmp_path):
     assert len(set(validation.read)) == ROWS
     for name, value in run.user_model.state_dict().items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def test_each_epoch_of_a_run_without_validation_data_is_a_line(tmp_path):
+    history = trainer(tmp_path / "run", Seen(), epochs=3).train()
+    lines = [line for line in (tmp_path / "run/train.log").read_text().splitlines() if "train loss" in line]
+    assert [line.partition("epoch ")[2].split("  ")[0] for line in lines] == ["1", "2", "3"]
+    for line, means in zip(lines, history["train_history"], strict=True):
+        assert line.endswith(f"train loss {means['loss']:.4f}")

@@ -105,6 +105,9 @@ class RunRecord:
             means = {name: total / max(1, self.epoch_steps) for name, total in self.epoch_sums.items()}
             self.train_history.append(means | latest)
             self.epoch_sums, self.epoch_steps = {}, 0
+            if not self.cadence.has_validation:  # with it, the line of the evaluation says the training loss
+                epoch = step // self.program.steps_per_epoch
+                self.tracker.info(f"epoch {epoch}  step {step}  train loss {means['loss']:.4f}")
 
     def _skipped(self, step: int, values: dict[str, float]) -> None:
         """Record a step whose update was not applied: loss or gradients not finite, or a spike. Raises NotFiniteError

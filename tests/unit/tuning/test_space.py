@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxtrain import TrainingConfig
 from jaxtrain.errors import UserError
 from jaxtrain.tuning import space
 
@@ -124,3 +125,13 @@ def test_a_study_keeps_its_trials_in_its_folder_whatever_that_is_called(tmp_path
     found = space.load(write(tmp_path / "space.yaml", "optim.lr: {type: float, low: 0, high: 1}\n"))
     study.Study(tmp_path / "lr? {x} #1", found, "min").close()
     assert (tmp_path / "lr? {x} #1/study.db").is_file()
+
+
+def test_a_trial_without_an_evaluation_says_what_is_missing():
+    trials = pytest.importorskip("jaxtrain.tuning.trials", reason="a study needs the extra `tune`")
+    evaluation = TrainingConfig().evaluation
+    with pytest.raises(UserError, match="this one made no evaluation: the config has no validation data"):
+        trials.best_score(evaluation, {"val_history": []})
+    with pytest.raises(UserError, match="loss was never a finite number"):
+        trials.best_score(evaluation, {"val_history": [{"loss": float("nan")}]})
+    assert trials.best_score(evaluation, {"val_history": [{"loss": 2.0}, {"loss": 1.0}]}) == 1.0

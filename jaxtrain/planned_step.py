@@ -40,7 +40,8 @@ def compile_step(task, config, devices, data=None, card: Any = None, keep: list 
     from jaxtrain.train.trainer import Trainer
 
     if data is None and task.example is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"placement": "host"})})
+        short = {"placement": "host", "drop_last": False}  # an example may have fewer samples than a batch
+        config = config.model_copy(update={"data": config.data.model_copy(update=short)})
         data = task.example(config)
     trainer = Trainer(train_dataset=data, config=config, task=task, devices=devices, abstract=True)
     steps = config.train.steps_per_call

@@ -22,7 +22,9 @@ UNIT = (
     "ms|us|s|min|h|%|MB|GB|TB|kB|KB|MiB|GiB|KiB|(?:TB|GB|MB)/s|(?:samples|tokens|steps)/s|times|x(?! ?[0-9])|"
     "milliseconds?|seconds?|minutes?|hours?|days?"
 )
-FIGURE = re.compile(rf"(?<![\w.,/:-])([0-9][0-9,]*(?:\.[0-9]+)?)(?: |-)(?:CPU )?(?:{UNIT})(?![\w/])|(?<![\w.])[0-9.]+%")
+NUMBER = r"[0-9][0-9,]*(?:\.[0-9]+)?"
+RANGE = rf"(?<![\w.,/:-]){NUMBER}(?:(?:-| to | / ){NUMBER})?"
+FIGURE = re.compile(rf"{RANGE}(?: |-)(?:CPU )?(?:{UNIT})(?![\w/])|(?<![\w.])[0-9.]+[%x](?= |,)")
 
 
 def pages() -> list[pathlib.Path]:
@@ -119,6 +121,7 @@ STATED: dict[str, dict[str, str]] = {  # what is no measurement
         "15, 16 GiB": "the same",
         **dict.fromkeys(("900 GB/s", "450 GB/s", "300 GB/s", "150 GB/s"), "data sheets, named in gpu_cards.py"),
     },
+    "docs/originals/sherlock.md": {"2-3 days on one GPU, 15-20 samples/s": "what the original's README says of itself"},
     "docs/verify.md": {
         "10 times torch's": "the limit of a comparison",
         "3 times `torch.autocast`": "the limit of a comparison",

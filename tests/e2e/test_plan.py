@@ -81,3 +81,13 @@ def test_a_prediction_names_its_kernels_and_its_price(plan):
     assert 0 < found["mfu"] < 1
     assert any("planned_transformer" in row["source"] or "nn/" in row["source"] for row in found["dearest"])
     assert found["per_million_samples"] == pytest.approx(1e6 / found["samples_per_s"] / 3600 * 8 * 2.5)
+
+
+def test_a_batch_larger_than_the_example_is_planned(tmp_path):
+    """A plan has no data but the task's example, 51 samples here; drop_last would leave no batch of them."""
+    out = tmp_path / "plan.json"
+    given = ("--config", "configs/sherlock_gen1_tiny.yaml", "--devices", "1", "--no-fit", "--json", str(out))
+    larger = ("data.batch_size=256", "data.drop_last=true")
+    code, printed = finish(start(1, *given, *larger, module="jaxtrain.plan", **AS_PLANNED))[0]
+    assert code == 0, printed
+    assert json.loads(out.read_text())["batch_size"] == 256

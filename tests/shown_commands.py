@@ -77,6 +77,12 @@ ELSEWHERE = {
     "tests/test_figures.py::test_benchmarks_and_the_tables_of_other_pages_are_what_the_results_say": [
         "python -m benchmarks.page",
     ],
+    "tests/e2e/test_notebooks.py::test_a_tutorial_prints_what_it_shows": [
+        "python docs/run_tutorials.py NAME",
+    ],
+    "tests/test_docs.py::test_the_tables_and_the_picture_are_as_the_code_has_them": [
+        "python docs/generate_gallery.py",
+    ],
     "tests/e2e/test_training_example.py": [
         "python examples/training_example.py",
     ],

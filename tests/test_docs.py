@@ -23,7 +23,9 @@ def test_the_docs_build_without_a_warning(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("page", ["reference", "operators", "picture", "gallery", "drop_in_flags", "config_stub", "config_schema"])
+@pytest.mark.parametrize(
+    "page", ["reference", "operators", "picture", "gallery", "drop_in_flags", "config_stub", "config_schema"]
+)
 def test_the_tables_and_the_picture_are_as_the_code_has_them(page):
     if page == "drop_in_flags":
         pytest.importorskip("lightning", reason="its flags are read from it")

@@ -1,6 +1,6 @@
 """Translate a library's own words for sharding into a strategy of `jaxtrain.compile(shard=...)`.
 
-One process drives all devices, so nothing of the library's own sharding is started.
+JAX drives all devices, of one process or of several that join, so nothing of the library's own sharding is started.
 """
 
 import contextlib
@@ -39,7 +39,6 @@ def of_transformers(args: Any) -> str:
     for name, advice in refused.items():
         if str(config.get(name, False)).lower() not in ("false", "0", "none"):
             raise UserError(f"TrainingArguments.fsdp_config[{name!r}] has no counterpart here: {advice}")
-    _one_process("TrainingArguments.fsdp", args.world_size)
     shard = _strategy(
         "TrainingArguments.fsdp_config['reshard_after_forward']", config.get("reshard_after_forward", True)
     )

@@ -6,6 +6,9 @@ the optimizer and scheduler that transformers made; either side resumes the othe
 is transformers' own: `from jaxtrain.transformers import AutoTokenizer, Trainer, TrainingArguments`.
 """
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +20,7 @@ from jaxtrain.compiled_step import compile as compile_step
 from jaxtrain.drop_in_lengths import RoundedLengths
 from jaxtrain.errors import UserError
 from jaxtrain.lazy import library_names, signature_of
-from jaxtrain.runtime import host_memory
+from jaxtrain.runtime import host_memory, joining
 from torch_bridge.datasets.map_style import TorchRandom
 from torch_bridge.lowering.errors import CannotRecord, NotCaptured
 from torch_bridge.step_rules import reason_of
@@ -66,7 +69,30 @@ class CompiledTraining:
                 value = getattr(value, part, None)
             if value:
                 raise UserError(f"TrainingArguments.{name}={value!r} has no counterpart here: {advice}")
+        if self._xla_joins:
+            joined = joining.join("jaxtrain.transformers")
+            if joined is not None and joined.process == 0:
+                print(joined)
         super().create_accelerator_and_postprocess()
+        if self._xla_joins:  # no DistributedDataParallel around a model whose gradients XLA reduces
+            self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    @property
+    def _xla_joins(self) -> bool:
+        """Return True if several processes run one program, each with its rows of the batch."""
+        return self._xla_shard != "ddp" and self.args.world_size > 1
+
+    @contextlib.contextmanager
+    def _xla_global_items(self) -> Iterator[None]:
+        """Compute a loss of the rows of all processes: transformers multiplies one process's by their number, because
+        it averages their gradients."""
+        averages = self.args.average_tokens_across_devices
+        if self._xla_joins:
+            self.args.average_tokens_across_devices = False
+        try:
+            yield
+        finally:
+            self.args.average_tokens_across_devices = averages
 
     def sync(self) -> None:
         """Write the trained weights and the optimizer's state into the torch model and optimizer."""
@@ -91,8 +117,11 @@ class CompiledTraining:
         counts = {STEPS: torch.tensor(float(self.current_gradient_accumulation_steps))}
         if num_items_in_batch is not None:
             counts[ITEMS] = torch.as_tensor(num_items_in_batch).float()
+            if self._xla_joins and not self.args.average_tokens_across_devices:
+                counts[ITEMS] = self.accelerator.reduce(counts[ITEMS], "sum")
         try:
-            loss = step.captured(batch | counts, updating)
+            with self._xla_global_items():
+                loss = step.captured(batch | counts, updating)
         except (NotCaptured, CannotRecord) as error:
             self._go_apart(f"a step cannot be one program ({reason_of(error)})")
             return super().training_step(model, inputs, num_items_in_batch)
@@ -106,7 +135,13 @@ class CompiledTraining:
         return next(names, "")
 
     def _go_apart(self, reason: str) -> None:
-        """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled."""
+        """Stop compiling whole steps: from now on only the model's forward and backward pass are compiled. Raises
+        UserError where several processes share a model that none of them holds whole."""
+        if self._xla_joins:
+            raise UserError(
+                f"TrainingArguments.fsdp: {reason}, and {self.args.world_size} processes train a sharded model as one "
+                "program only: start one process, which drives all devices of its machine"
+            )
         print(f"{reason}: forward and backward of the model run compiled, updates run in torch")
         self._xla_off = True
         if self._xla_step is not None:
@@ -139,7 +174,8 @@ class CompiledTraining:
             self._xla_step = compile_step(
                 model, self._loss, optimizer, seed=self.args.seed, shard=self._xla_shard, wait=resumed
             )
-            if place := self._xla_step.weights.described():
+            place = self._xla_step.weights.described()
+            if place and self.is_world_process_zero():
                 print(place)
             self._xla_step.clipped = model  # not a loss's parameters, which the optimizer may hold too
         limit = self.args.max_grad_norm  # a callback may change it
@@ -176,7 +212,7 @@ class CompiledTraining:
         readers = [f"{type(c).__name__}.{hook}" for c in callbacks for hook in READ_GRADIENTS if _overrides(c, (hook,))]
         readers += [f"{kind}.{name}" for name in STEP_METHODS if (kind := self._overriding(name))]
         processes = self.args.world_size
-        self._xla_off = processes > 1 or bool(readers)
+        self._xla_off = bool(readers) or (processes > 1 and not self._xla_joins)
         if self._xla_off:
             self._go_apart(f"{readers[0]} takes part in a step" if readers else f"{processes} processes share a step")
         try:

@@ -302,6 +302,7 @@ NOT_RUN = {
         "python -m benchmarks.input_pipeline",
         "python -m benchmarks.input_pipeline --config configs/sherlock_full_data.yaml --rounds 3",
         "python -m benchmarks.load_memory",
+        "python -m benchmarks.load_memory --kinds devices",
         "python -m benchmarks.loop_overhead",
         "python -m benchmarks.many_lengths",
         "python -m benchmarks.packing",

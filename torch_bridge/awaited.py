@@ -133,8 +133,9 @@ def state_tensors(optimizer: Any) -> list[torch.Tensor]:
 
 
 def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
-    """Call `method` before the optimizer steps and before its state dict is saved or loaded. Only a weak reference to
-    the method's object is kept."""
+    """Call `method` before the optimizer steps and before its state dict is saved or loaded, but not before a step that
+    finds no gradients and so changes nothing, as drop-ins' loops make one after each compiled update. Only a weak
+    reference to the method's object is kept."""
     weak = weakref.WeakMethod(method)
 
     def call(*_: Any) -> None:
@@ -142,12 +143,17 @@ def before_optimizer(optimizer: Any, method: Callable[[], None]) -> None:
         if found is not None:
             found()
 
-    call.of_a_compiled_step = True  # type: ignore[attr-defined]  # not a hook of the user's own
-    for moment in ("state_dict_pre", "load_state_dict_pre", "step_pre"):
+    def before_step(stepping: Any, args: tuple, kwargs: dict) -> None:
+        closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimizer
+        if closure or any(p.grad is not None for group in stepping.param_groups for p in group["params"]):
+            call()
+
+    for moment, hook in (("state_dict_pre", call), ("load_state_dict_pre", call), ("step_pre", before_step)):
+        hook.of_a_compiled_step = True  # type: ignore[attr-defined]  # not a hook of the user's own
         register = getattr(optimizer, f"register_{moment}_hook", None)
         if register is not None:
             with contextlib.suppress(AttributeError):  # a wrapper that never called Optimizer.__init__, as Lookahead
-                register(call)
+                register(hook)
 
 
 _TRAINED: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by compiled steps

@@ -174,8 +174,11 @@ def settle(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def to_host(arrays: Any) -> Any:
-    """Fetch all arrays of a tree. On a CPU this goes array by array: jax.device_get prepares a transfer for each, which
-    takes ten times as long as reading its memory."""
+    """Fetch all arrays of a tree; leave those alone of which other processes hold pieces: `lazy_array.to_host` gathers
+    one at a time. On a CPU this goes array by array: jax.device_get prepares a transfer for each, which takes ten times
+    as long as reading its memory."""
+    if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
+        return arrays
     return jax.tree.map(np.asarray, arrays) if jax.default_backend() == "cpu" else jax.device_get(arrays)
 
 

@@ -19,14 +19,15 @@ from torch_bridge.datasets import is_dense, to_numpy, to_torch
 from torch_bridge.double_values import holds, tell_changed
 from torch_bridge.exchange import Queue, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
+from torch_bridge.lazy_array import to_host as whole
 from torch_bridge.lowering.errors import WideIntegers
 from torch_bridge.lowering.recording.ready import device_of
 from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [
-    "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "is_parameter", "narrow", "plainly", "products",
-    "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "tell_changed", "to_array", "to_tensors",
-    "trainable", "write",
+    "Awaited", "Queue", "as_wide", "before_optimizer", "device_of", "is_parameter", "narrow", "of_numpy", "plainly",
+    "products", "refuse_other_optimizers", "settle", "snapshot", "state_tensors", "tell_changed", "to_array",
+    "to_tensors", "trainable", "write",
 ]  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -92,7 +93,11 @@ def to_tensors(outputs: Any, device: torch.device = CPU) -> Any:
 
 def to_array(tensor: torch.Tensor, wide: bool = False) -> np.ndarray | jax.Array:
     """Copy the tensor's values into an array in JAX's dtypes; int64 stays if `wide`, or if the values need it."""
-    array = np.array(to_numpy(tensor))
+    return of_numpy(np.array(to_numpy(tensor)), wide)
+
+
+def of_numpy(array: np.ndarray, wide: bool = False) -> np.ndarray | jax.Array:
+    """Return an array in JAX's dtypes, as `to_array`."""
     return as_wide(array) if array.dtype == np.int64 and (wide or not fits(array)) else narrow(array)
 
 
@@ -118,7 +123,7 @@ def write(tensors: Mapping[str, torch.Tensor], arrays: Mapping[str, Any]) -> Non
     host = to_host({name: array for name, array in arrays.items() if name not in near})
     with torch.no_grad():
         for name, tensor in tensors.items():
-            value = torch.from_dlpack(arrays[name]) if name in near else to_torch(host[name])
+            value = torch.from_dlpack(arrays[name]) if name in near else to_torch(whole(host[name]))
             if not holds(tensor, value := value.reshape(tensor.shape)):
                 tensor.copy_(value)
     wait_for_torch(tensors.values())

@@ -15,6 +15,7 @@ import torch
 from jaxtrain.errors import NoCounterpart, UserError
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.exchange import to_host
+from torch_bridge.lazy_array import to_host as whole
 
 REFUSED = {
     "SparseAdam": "it wants sparse gradients, which JAX does not have",
@@ -238,7 +239,7 @@ def write_state(
             for parameter, key in zip(group, keys, strict=True):
                 for name, value in sorted(state.get(key, {}).items(), key=_after_the_count):
                     entries = place(parameter, name) if place else optimizer.state[parameter]
-                    _write_entry(entries, name, to_torch(value), parameter)
+                    _write_entry(entries, name, to_torch(whole(value)), parameter)
 
 
 def create_state(
@@ -258,7 +259,7 @@ def create_state(
                 if value.ndim:
                     entries[name] = torch.zeros(value.shape, dtype=parameter.dtype, device=parameter.device)
                 else:
-                    _write_entry(entries, name, to_torch(to_host(value)), parameter)
+                    _write_entry(entries, name, to_torch(whole(value)), parameter)
 
 
 def _after_the_count(entry: tuple[str, Any]) -> bool:

@@ -52,11 +52,11 @@ class Differentiated:
 
     def __init__(self, batch: Any):
         """Note the batch before the call."""
-        self._batch, self._before = batch, [tensor.requires_grad for tensor in _tensors_in(batch)]
+        self._batch, self._before = batch, [tensor.requires_grad for tensor in tensors_in(batch)]
 
     def numbers(self) -> frozenset[int]:
         """Return, after the call, their numbers among the batch's tensors."""
-        now = [tensor.requires_grad and tensor.is_leaf for tensor in _tensors_in(self._batch)]
+        now = [tensor.requires_grad and tensor.is_leaf for tensor in tensors_in(self._batch)]
         if len(now) != len(self._before):
             return frozenset()
         pairs = enumerate(zip(self._before, now, strict=True))
@@ -65,14 +65,14 @@ class Differentiated:
 
 def begin_gradients(batch: Any, numbers: frozenset[int]) -> None:
     """Ask for gradients of these tensors of a batch, as the loss is about to do: TorchDynamo has no form for that."""
-    for number, tensor in enumerate(_tensors_in(batch)):
+    for number, tensor in enumerate(tensors_in(batch)):
         if number in numbers and tensor.is_leaf and tensor.is_floating_point():
             tensor.requires_grad_()
 
 
 def shapes_of(batch: Any) -> tuple:
     """Return the shapes of a batch's tensors and arrays, with their dtypes."""
-    return tuple((_shape(leaf), leaf.dtype) for leaf in _tensors_in(batch, (torch.Tensor, np.ndarray)))
+    return tuple((_shape(leaf), leaf.dtype) for leaf in tensors_in(batch, (torch.Tensor, np.ndarray)))
 
 
 def _shape(value: Any) -> tuple:
@@ -82,14 +82,14 @@ def _shape(value: Any) -> tuple:
         return ()
 
 
-def _tensors_in(value: Any, kinds: tuple = (torch.Tensor,), depth: int = 0) -> Iterator[Any]:
+def tensors_in(value: Any, kinds: tuple = (torch.Tensor,), depth: int = 0) -> Iterator[Any]:
     """Yield the tensors of a batch, in containers and in attributes of objects."""
     if issubclass(type(value), kinds):
         yield value
     elif depth < DEEPEST:
         inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else _attributes(value)
         for item in inner:
-            yield from _tensors_in(item, kinds, depth + 1)
+            yield from tensors_in(item, kinds, depth + 1)
 
 
 def _attributes(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from jaxtrain.compiled_step.steps import CompiledSteps
 from jaxtrain.config import ShardConfig
 from jaxtrain.errors import UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList
-from jaxtrain.runtime import compile_cache, gpus, host_memory, jax_settings
+from jaxtrain.runtime import compile_cache, gpus, host_memory, jax_settings, joining
 from jaxtrain.runtime.mesh import make_layout
 from jaxtrain.runtime.precision import POLICIES
 from jaxtrain.torch_task import is_torch_module
@@ -34,6 +34,7 @@ def compile(
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
     wait: bool = False,
+    weights: Any = None,
 ) -> CompiledStep:
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
@@ -44,9 +45,12 @@ def compile(
     are read from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged.
     precision: fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, as in torch's
     clip_grad_norm_. shard: how the devices share the work: shard.strategy (ddp, shard_grad_op, fsdp, hsdp), or a dict
-    of the shard section, as {"strategy": "hsdp", "replicas": 2}; each batch is the global one. devices: JAX devices;
-    default: all. seed: for dropout; default: torch's.
+    of the shard section, as {"strategy": "hsdp", "replicas": 2}; each batch is the global one, under a launcher of
+    several processes this one's rows of it. devices: JAX devices; default: all, of all processes. seed: for dropout;
+    default: torch's.
     wait: for XLA at each new program, for the same bits in each run; else torch runs the steps until it is there.
+    weights: a .safetensors, .pt or Hugging Face folder of the module's state dict, read one tensor at a time straight
+    to the devices; the module may be on the meta device, and torch's tensors get their values when they are read.
 
         step = jaxtrain.compile(module, loss_fn, optimizer)
         for batch in loader:
@@ -66,6 +70,7 @@ def compile(
         devices=devices,
         seed=seed,
         wait=wait,
+        weights=weights,
     )
     return many["loss"]
 
@@ -81,6 +86,7 @@ def compile_many(
     devices: Sequence[Any] | None = None,
     seed: int | None = None,
     wait: bool = False,
+    weights: Any = None,
 ) -> CompiledSteps:
     """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
 
@@ -101,6 +107,8 @@ def compile_many(
         raise UserError(f"clip_norm: {clip_norm!r}, wanted a number above 0, or None")
     _check_functions(modules, updates)
     jax_settings.check()
+    if devices is None and not _is_replicated(modules):
+        _join()
     gpus.share_memory()
     compile_cache.enable()
     host_memory.keep()
@@ -108,7 +116,7 @@ def compile_many(
     if layout.per_device:
         raise UserError(f"shard: {layout.strategy!r} is not offered for a compiled step; take ddp")
     losses = [(loss_fn, _several(optimizer)) for loss_fn, optimizer, *_ in updates.values()]
-    weights = SharedWeights(modules, layout, seed, losses)
+    shared = SharedWeights(modules, layout, seed, losses, weights)
     steps = {}
     for index, (name, given) in enumerate(updates.items()):
         loss_fn, optimizer, scheduler = (*given, None)[:3]
@@ -117,9 +125,23 @@ def compile_many(
         if isinstance(scheduler, list | tuple):
             scheduler = SchedulerList(scheduler)
         steps[name] = CompiledStep(
-            index, weights, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm, wait
+            index, shared, loss_fn, optimizer, scheduler, accumulate, POLICIES[precision], clip_norm, wait
         )
     return CompiledSteps(steps)
+
+
+def _join() -> None:
+    """Connect to the processes that a launcher started, as a Trainer does. Raises UserError if they cannot meet."""
+    joined = joining.join("jaxtrain.compile")
+    if joined is not None and joined.process == 0:
+        print(joined, flush=True)
+
+
+def _is_replicated(modules: Mapping[str, Any]) -> bool:
+    """Return True if torch itself exchanges gradients of a module between processes."""
+    from torch_bridge import replicas
+
+    return replicas.are_replicas(replicas.arguments_of(modules))
 
 
 def _shard(shard: str | Mapping[str, Any]) -> ShardConfig:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtrain.compiled_step.finite import OnlyFinite
+from jaxtrain.compiled_step.turns import word_of
 from jaxtrain.compiled_step.update import update
 from jaxtrain.optim.torch_optimizer import OptaxUpdate
 from jaxtrain.runtime import jax_settings
@@ -86,7 +87,7 @@ class Capture:
         self.updating, self.divisor, self.trained = updating, divisor, trained
         try:
             with weights.shown(), self._wait("is captured", batch, new=not self.loss.calls):
-                loss, logged = self.loss(batch)
+                loss, logged = self.loss(batch if weights.rows is None else weights.rows.widened(batch))
         except weights.bridge.NotCaptured as error:
             self.refused = error
             raise
@@ -193,6 +194,7 @@ class CapturedProgram:
                 compiled.check_precision(every)
             except Exception as error:
                 raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error
+        weights.take_turn(word_of(self, key, [inputs[i] for i in compiled.foreign], numbers.free))
         values = compiled.place(inputs)
         updated = list({*compiled.moved, *step.grads} if step.grads else compiled.moved)
         limit = None if step.clip_norm is None else np.float32(step.clip_norm)
@@ -207,6 +209,7 @@ class CapturedProgram:
             if not new or isinstance(error, jax.errors.JaxRuntimeError):
                 raise
             raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error  # it was being traced
+        loss, norm = weights.local(loss), weights.local(norm)
         self.compiled[key] = compiled
         if new and "jaxpr" in capture.results.artefacts.chosen():
             capture.results.artefacts.show("jaxpr", self._graph.title, compiled.jaxpr(*given, np.uint32(step.count)))
@@ -224,8 +227,8 @@ class _Compiled:
     """One XLA program, or one for each set of gradients that wait when it is called.
 
     names: of the weights among the inputs that it uses, None for others. sizes: its constants. every: the inputs of its
-    first call, and the numbers that Python computes of them. jitted: what XLA compiles. failed: the last result does
-    not count, as torch may raise for these values.
+    first call, and the numbers that Python computes of them. foreign: positions of the inputs that are no weights.
+    jitted: what XLA compiles. failed: the last result does not count, as torch may raise for these values.
     """
 
     def __init__(self, program: CapturedProgram, names: tuple, sizes: tuple, every: Sequence[Any]):
@@ -236,10 +239,10 @@ class _Compiled:
         self._results = capture.results
         self._name = dict(zip(program._places, names, strict=True))
         read = captured.program.tensors
-        self._foreign = [i for i in read if self._name[i] is None]
-        self._indices = graph.index_checks(self._foreign)
+        self.foreign = [i for i in read if self._name[i] is None]
+        self._indices = graph.index_checks(self.foreign)
         self._symbols = self._results.symbols_of(captured.program.inputs, every)
-        step.note_shapes(tuple((tuple(every[i].shape), every[i].dtype) for i in self._foreign))
+        step.note_shapes(tuple((tuple(every[i].shape), every[i].dtype) for i in self.foreign))
         step.weights.widen(graph.counters(self._name))
         trained = set(capture.trained)
         self._of_step = {i: self._name[i] for i in captured.gradients if self._name[i] in trained}
@@ -249,6 +252,8 @@ class _Compiled:
         self._written = [i for i in captured.mutated if self._name[i] is None]
         if self._results.parameter_among([every[i] for i in self._to_torch]):
             raise step.weights.bridge.CannotRecord("it trains a parameter that the step's optimizer does not hold")
+        if step.weights.rows is not None and (self._to_torch or self._written):
+            raise step.weights.bridge.CannotRecord("it differentiates by, or writes to, a tensor outside the modules")
         if not reached:
             raise step.weights.bridge.CannotRecord("no parameter that requires a gradient reaches the loss")
         if reached & {self._name[i] for i in captured.mutated}:
@@ -295,11 +300,11 @@ class _Compiled:
         """Raise CannotRecord if the graph computes in float64 where float32 would miss digits, with these inputs."""
         if not self._graph.is_double:
             return
-        weights, checks = self._step.weights, self._graph.precision_checks(self._foreign)
-        values = [self._results.to_batch(every[i]) for i in self._foreign]
+        weights, checks = self._step.weights, self._graph.precision_checks(self.foreign)
+        values = [self._results.to_batch(every[i]) for i in self.foreign]
         lost = checks.loss(values, lambda: self._symbols)
         if not lost:
-            state = {i: np.asarray(weights.arrays[name]) for i, name in self._name.items() if name is not None}
+            state = {i: self._results.whole(weights.arrays[name]) for i, name in self._name.items() if name is not None}
             lost = checks.loss_inside(lambda: [state.get(i, value) for i, value in enumerate(every)])
         if lost:
             raise weights.bridge.CannotRecord(lost)
@@ -307,9 +312,13 @@ class _Compiled:
     def place(self, inputs: Sequence[Any]) -> list:
         """Return the inputs that are no weights, as arrays. Raises IndexOutOfBounds as torch would."""
         weights = self._step.weights
-        values = [self._results.to_batch(inputs[i]) for i in self._foreign]
+        values = [self._results.to_batch(inputs[i]) for i in self.foreign]
         self._indices.check(values, lambda: self._symbols)
-        return [weights.place(value) for value in values]
+        if weights.rows is None:
+            return [weights.place(value) for value in values]
+        here = [weights.rows.here(inputs[i]) for i in self.foreign]
+        rows = [None if tensor is None else self._results.to_batch(tensor) for tensor in here]
+        return [weights.place_global(*pair) for pair in zip(values, rows, strict=True)]
 
     def results(self, loss: Any, outputs: tuple, inputs: Sequence[Any], every: Sequence[Any]) -> list:
         """Return the graph's outputs for Dynamo's code, after what the graph has written to tensors of torch's."""
@@ -317,7 +326,7 @@ class _Compiled:
         computed, grads, written = outputs
         self._results.add_gradients([inputs[i] for i in self._to_torch], grads)
         self._results.overwrite([inputs[i] for i in self._written], written)
-        feed, first, kept = iter(computed), len(captured.mutated), 0
+        feed, first, kept = map(weights.local, computed), len(captured.mutated), 0
         results = []
         for place, kind in enumerate(captured.outputs):
             if isinstance(kind, tuple) and kind[0] == "constant":
@@ -354,7 +363,7 @@ class _Compiled:
         kinds = captured.outputs
         kept = {i: v for i, v in enumerate(outputs) if not (isinstance(kinds[i], tuple) and kinds[i][0] == "constant")}
         self._constants = {i: value for i, value in kept.items() if not hasattr(value, "dtype")}
-        left = [value for i, value in kept.items() if i not in self._constants]
+        left = step.weights.everywhere([value for i, value in kept.items() if i not in self._constants])
         foreign = [grads[i] for i in self._to_torch], [changed[i] for i in self._written]
         mine = step.weights.scattered({n: grads[i] for i, n in self._of_step.items()})
         return loss, (left, *foreign), mine, buffers

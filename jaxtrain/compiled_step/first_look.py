@@ -19,7 +19,7 @@ class FirstLook:
         self._look: Any = foreseen.Look()
         self._errors = weights.bridge.errors
         looks = len(weights.submodules) >= foreseen.MANY and not weights.replicated
-        if isinstance(step.updates, OptaxUpdate):  # torch cannot run such a step
+        if isinstance(step.updates, OptaxUpdate) or weights.rows is not None:  # torch cannot run such a step
             looks = False
         self.pending = looks and foreseen.reached([step.loss_fn], weights.submodules)
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from jaxtrain.data.buffers import Buffers
 from jaxtrain.errors import UserError
+from jaxtrain.runtime import joining, launch, lockstep
+from jaxtrain.runtime.lockstep import digest
 from jaxtrain.runtime.mesh import Layout
 from jaxtrain.runtime.prng import key_of
 
 Arrays = dict[str, jax.Array]
+FEW = 4  # of the tensors that a message names
 _AHEAD = (
     "through memory that it shares (numpy(), .data of before) while the compiled step held newer values: call "
     "step.sync() before you change weights so"
@@ -37,8 +41,10 @@ class SharedWeights:
         layout: Layout,
         seed: int | None,
         updates: Iterable[tuple[Callable, Sequence[Any]]] = (),
+        file: Any = None,
     ):
-        """updates: each loss function and its optimizers, which may hold parameters that no module has."""
+        """updates: each loss function and its optimizers, which may hold parameters that no module has. file: with the
+        modules' weights, which are read onto the devices, not into torch's tensors."""
         from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_rules, torch_edits
         from torch_bridge.loose_parameters import given, loose_parameters
         from torch_bridge.lowering.recording import ready
@@ -46,6 +52,10 @@ class SharedWeights:
         self.bridge, self.exchange, self.edits = step_rules, module_tensors, torch_edits
         self.lazy = lazy_scalar
         self.modules = {name: from_torch.unwrapped(module) for name, module in modules.items()}
+        if file is not None:
+            from torch_bridge.files import module_weights
+
+            module_weights.allocate(self.modules.values())
         for module in self.modules.values():
             ready.check_ready(module, rounds=False)
         self.given = given(self.modules)
@@ -60,15 +70,46 @@ class SharedWeights:
                 "the module itself, in one process with all devices"
             )
         self.layout = layout
-        self.key = key_of(step_rules.seed_of(seed))
+        self.rows: Any = None  # of a batch over several processes, GlobalRows
+        self._read: list[str] = []  # values that this process has copied to its devices since the last turn
+        if layout.several:
+            self._join(file)
+        seed = step_rules.seed_of(seed)
+        self.key = key_of(launch.broadcast_from_process_zero("seed", lambda: seed) if layout.several else seed)
         self.generation = self.updates = 0
         self._former: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # tensors by id
         self.queue, self.buffers = module_tensors.Queue(), Buffers()
         self.device = module_tensors.device_of(next(iter(self.modules.values())))
-        self._look()
+        self._look(file)
 
-    def _look(self) -> None:
-        """Read the modules' current tensors and their values."""
+    def _join(self, file: Any) -> None:
+        """Give these modules process 0's weights in every process, as DistributedDataParallel does; a file's are the
+        same in all."""
+        from torch_bridge import same_tensors
+        from torch_bridge.capture.global_rows import GlobalRows
+
+        if self.replicated:
+            raise UserError("DistributedDataParallel averages gradients itself: hand over the module without it")
+        self.layout.pieces_here  # noqa: B018  # raises UserError
+        modules = list(self.modules.values())
+        sizes = [f"{name}: {type(module).__name__}" for name, module in self.modules.items()]
+        lockstep.take_turn(
+            {lockstep.NEXT: "a step is compiled", "modules": ", ".join(sizes), "shard": self.layout.strategy}
+        )
+        if file is None:
+            same_tensors.replace(modules, joining.from_process_zero(same_tensors.bytes_of(modules)))
+        self.rows = GlobalRows(jax.process_count())
+
+    def take_turn(self, word: Mapping[str, str]) -> None:
+        """Wait until the other processes are about to do the same with the same values; see runtime.lockstep."""
+        if self.rows is not None:
+            read, self._read = self._read, []
+            text = ", ".join(read[:FEW]) + (f" and {len(read) - FEW} more" if len(read) > FEW else "")
+            every = digest(np.frombuffer(" ".join(read).encode(), np.uint8)) if read else ""
+            lockstep.take_turn({**word, "values read from torch": f"{text} {every}".strip()})
+
+    def _look(self, file: Any = None) -> None:
+        """Read the modules' current tensors, and their values from torch or a file."""
         self.lazy.in_buffers(self.modules.values())
         self.submodules = [inner for module in self.modules.values() for inner in module.modules()]
         self.tables = self.edits.ModuleTables(self.modules)
@@ -80,20 +121,43 @@ class SharedWeights:
         self.dirty = False  # the devices hold newer values than torch
         self._awaited = self.exchange.Awaited(self.tensors.values(), self.sync)
         self.counters: set[str] = set()  # int64 buffers that stay int64, because they may grow beyond 32 bits
-        self.read(self.tensors)
+        if file is None:
+            self.read(self.tensors)
+        else:
+            self._load(file)
+
+    def _load(self, file: Any) -> None:
+        """Read a file's weights onto the devices, one tensor at a time; torch's tensors get them when they are read."""
+        from torch_bridge.files import module_weights
+
+        modules = {name: module for name, module in self.modules.items() if module is not self.loose}
+        sources = module_weights.of_file(file, modules, self.tensors, self.aliases)
+        self.read([name for name in self.tensors if name not in sources])
+        for name, source in sources.items():
+            self.arrays |= self.placed({name: self.exchange.of_numpy(source())})
+            self.arrays[name].block_until_ready()  # before the next one is read
+        self.edited.note()
+        self.move_ahead()
 
     def placed(self, arrays: Mapping[str, Any]) -> Arrays:
         """Return arrays by name on the devices: parameters, and gradients of such, as the strategy splits them, buffers
         whole on each device."""
-        return {name: jax.device_put(value, self._sharding(name, value.shape)) for name, value in arrays.items()}
+        return {name: self._put(value, self._sharding(name, value.shape), name) for name, value in arrays.items()}
 
     def placed_state(self, state: Any) -> Any:
         """Return an optimizer's state on the devices, moments as the strategy splits them."""
-        return jax.device_put(state, self._moments(state))
+        if self.rows is None:
+            return jax.device_put(state, self._moments(state))
+        return jax.tree.map(lambda value, sharding: self._put(value, sharding, "a moment"), state, self._moments(state))
+
+    def _put(self, value: Any, sharding: Any, name: str) -> jax.Array:
+        if self.rows is not None and not (isinstance(value, jax.Array) and not value.is_fully_addressable):
+            self._read.append(f"{name} {digest(np.asarray(value))}")
+        return self.layout.put(value, sharding)
 
     def constrained(self, arrays: Arrays, state: Any) -> tuple[Arrays, Any]:
         """Keep weights and the optimizer's state as `placed` and `placed_state` have them. Traced."""
-        if not self.layout.splits:
+        if not (self.layout.splits or self.layout.several):
             return arrays, state
         constraint = jax.lax.with_sharding_constraint
         arrays = {name: constraint(value, self._sharding(name, value.shape)) for name, value in arrays.items()}
@@ -106,7 +170,8 @@ class SharedWeights:
             return ""
         whole = sum(array.nbytes for array in self.arrays.values())
         split = sum(array.nbytes for array in self.arrays.values() if not array.is_fully_replicated) / max(whole, 1)
-        return f"a step runs on {count} devices, {self.layout.strategy}: {split:.0%} of the weights' bytes are split"
+        where = f"{count} devices" + (f" of {jax.process_count()} processes" if self.layout.several else "")
+        return f"a step runs on {where}, {self.layout.strategy}: {split:.0%} of the weights' bytes are split"
 
     def scattered(self, grads: Arrays) -> Arrays:
         """Reduce gradients to the devices that hold the moments. Traced."""
@@ -114,6 +179,16 @@ class SharedWeights:
             return grads
         moment = self.layout.moment
         return {k: jax.lax.with_sharding_constraint(g, moment(k, g.shape)) for k, g in grads.items()}
+
+    def everywhere(self, values: list[jax.Array]) -> list[jax.Array]:
+        """Let each process have the whole of these results. Traced."""
+        if self.rows is None:
+            return values
+        return [jax.lax.with_sharding_constraint(value, self.layout.replicated) for value in values]
+
+    def local(self, value: Any) -> Any:
+        """Return this process's copy of a result that all have, so that Python may compute with it in one alone."""
+        return value if self.rows is None or value is None else value.addressable_data(0)
 
     def _sharding(self, name: str, shape: tuple[int, ...]) -> Any:
         whole = self.tensors.get(name) is not None and not self.exchange.is_parameter(self.tensors[name])
@@ -185,6 +260,8 @@ class SharedWeights:
             changed = [] if overwrite else self.edited.all()
         if changed:
             raise UserError(f"{changed[0]} was changed in torch {_AHEAD}; sync(overwrite=True) drops that change")
+        if any(not array.is_fully_replicated for array in self.arrays.values()):
+            self.take_turn({lockstep.NEXT: "the weights are gathered"})
         self.forget()
         self.exchange.write(self.tensors, self.arrays)
         self.edited.note()
@@ -222,6 +299,16 @@ class SharedWeights:
         """Return an array on the devices in JAX's dtype widths, split by rows if they divide it, else whole on each."""
         leaf = np.array(self.exchange.narrow(leaf))
         return jax.device_put(leaf, self.layout.rows(len(leaf)) if leaf.ndim else self.layout.replicated)
+
+    def place_global(self, leaf: np.ndarray, rows: np.ndarray | None) -> jax.Array:
+        """Return an array of a batch over several processes on their devices, in JAX's dtype widths. rows: those that
+        this process has of it; None if all processes have the same `leaf`."""
+        if rows is None:
+            return self.layout.put(np.array(self.exchange.narrow(leaf)), self.layout.replicated)
+        rows = np.array(self.exchange.narrow(rows))
+        if len(rows) % self.layout.pieces_here:
+            return self.layout.put(process_allgather(rows, tiled=True), self.layout.replicated)
+        return jax.make_array_from_process_local_data(self.layout.batch(), rows, leaf.shape)
 
     def place(self, leaf: Any) -> Any:
         """Return a batch's array in JAX's dtype widths, split by rows over the devices if they divide it, else whole on

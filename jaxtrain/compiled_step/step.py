@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from jaxtrain.compiled_step import leftovers
 from jaxtrain.compiled_step.capture import Capture, NotYet
@@ -18,7 +17,9 @@ from jaxtrain.compiled_step.update import compile_update
 from jaxtrain.errors import NoCounterpart, UserError
 from jaxtrain.optim.several import OptimizerList, SchedulerList, SeveralUpdates
 from jaxtrain.optim.torch_optimizer import OptaxUpdate, TorchUpdate, UpdateInTorch, Updates
+from jaxtrain.runtime import lockstep
 from jaxtrain.runtime.waits import PATIENCE_S, PATIENCE_STEPS, Waits
+from torch_bridge.lazy_array import to_host
 
 if TYPE_CHECKING:
     from torch_bridge.evaluated_module import EvaluatedModule
@@ -151,6 +152,12 @@ class CompiledStep:
             except (self.weights.bridge.NotCaptured, self.weights.bridge.CannotRecord) as error:
                 if not hasattr(self.optimizer, "param_groups"):
                     raise
+                if self.weights.rows is not None:
+                    raise UserError(
+                        f"a step over {jax.process_count()} processes has to be one program, and this one cannot be: "
+                        f"{self.weights.bridge.reason_of(error)}. One process drives all devices of its machine: start "
+                        "it alone, or wrap the module in DistributedDataParallel"
+                    ) from error
                 refused = error
             finally:
                 self._compares = False
@@ -217,7 +224,7 @@ class CompiledStep:
     def note_shapes(self, shapes: tuple) -> None:
         """Raise CannotRecord if nearly every batch has a new shape."""
         self.shapes.note(shapes, self._calls)
-        if self.shapes.endless and hasattr(self.optimizer, "param_groups"):
+        if self.shapes.endless and self.weights.rows is None and hasattr(self.optimizer, "param_groups"):
             raise self.weights.bridge.CannotRecord(
                 f"{MANY} batches have come in as many shapes: pad them to a few in the collate function"
             )
@@ -226,7 +233,8 @@ class CompiledStep:
         """Raise StaysInTorch if compiling has cost more than PATIENCE_STEPS steps in torch besides those that have run
         compiled, and CannotRecord for torch to run, and time, one first."""
         spent_s = self.waits.spent_s
-        if not self._compares or spent_s < PATIENCE_S or isinstance(self.updates, OptaxUpdate):
+        alone = isinstance(self.updates, OptaxUpdate) or self.weights.rows is not None  # torch cannot run such a step
+        if not self._compares or spent_s < PATIENCE_S or alone:
             return
         if self.torch_s is None:
             raise self.weights.bridge.errors.RunsOnceInTorch(
@@ -310,6 +318,8 @@ class CompiledStep:
     def _write_state(self) -> None:
         if self._state_awaited is not None:
             self._state_awaited.release()
+        if self.updates.ahead and self.weights.layout.splits:
+            self.weights.take_turn({lockstep.NEXT: "the optimizer's state is gathered"})
         self.updates.write_back(self.opt_state)
 
     def _bring_up_to_date(self) -> None:
@@ -327,11 +337,11 @@ class CompiledStep:
         if hasattr(self.optimizer, "state_dict"):
             state["optimizer"] = self.optimizer.state_dict()
         else:
-            state["optimizer"] = [np.asarray(leaf) for leaf in jax.tree.leaves(self.opt_state)]
+            state["optimizer"] = [to_host(leaf) for leaf in jax.tree.leaves(self.opt_state)]
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         waiting = self.grads if self.torch is None else self.torch.gradients()
-        state["grads"] = {name: np.asarray(value) for name, value in waiting.items()}
+        state["grads"] = {name: to_host(value) for name, value in waiting.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

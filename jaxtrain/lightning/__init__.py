@@ -85,6 +85,11 @@ class Trainer(pl.Trainer):
         strategy = type(self.strategy).__name__
         if strategy in ("DeepSpeedStrategy", "ModelParallelStrategy"):
             raise UserError(f"{strategy} takes the parameters apart; take strategy='fsdp', which XLA computes")
+        if self._shard != "ddp" and self.world_size > 1:
+            raise UserError(
+                f"Trainer(strategy=...): {self.world_size} processes, and one drives all devices of its machine here: "
+                "start it alone, with devices=1"
+            )
         if self._detect_anomaly:
             raise UserError("Trainer(detect_anomaly=True) watches torch's autograd, which does not run; leave it out")
         if self.world_size > 1 and getattr(self.strategy, "_layer_sync", None) is not None:

@@ -49,6 +49,38 @@ class Layout:
         return whole and self.mesh.devices.flat[0].platform == "gpu"
 
     @property
+    def several(self) -> bool:
+        """Return True if the devices belong to several processes."""
+        return self.mesh.is_multi_process
+
+    @property
+    def pieces_here(self) -> int:
+        """The number of pieces of a batch that this process's devices hold, if they belong to several processes.
+
+        Raises UserError if processes share pieces, or hold them in another order than their numbers.
+        """
+        processes = sorted({device.process_index for device in self.mesh.devices.flat})
+        if processes != list(range(jax.process_count())):
+            raise UserError(f"devices: of {len(processes)} processes, wanted all {jax.process_count()}, or this one's")
+        pieces, uneven = divmod(self.batch_devices, len(processes))
+        held = self.batch().addressable_devices_indices_map((self.batch_devices,)).values()
+        rows = sorted({held_rows[0].indices(self.batch_devices)[0] for held_rows in held if held_rows is not None})
+        first = jax.process_index() * pieces
+        if uneven or rows != list(range(first, first + pieces)):
+            raise UserError(
+                f"shard: {self.batch_devices} pieces of a batch over {len(processes)} processes, and a process reads "
+                "its own rows: take a shard.tensor that divides the devices of a process, and devices in their order"
+            )
+        return pieces
+
+    def put(self, value: Any, sharding: NamedSharding) -> jax.Array:
+        """Place an array that all processes hold whole, or move one that is on the devices."""
+        if sharding.is_fully_addressable or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+            return jax.device_put(value, sharding)
+        value = np.asarray(value)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    @property
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks.load_memory import ALLOWED, of_kind
+from benchmarks.load_memory import ALLOWED, ALLOWED_ON_DEVICES, of_kind
 
 pytestmark = pytest.mark.slow
 
@@ -16,3 +16,11 @@ def test_loading_takes_the_largest_tensor_and_at_most_10_percent_more(kind):
     figures = of_kind(kind, layers=4, side=5120)
     assert figures["model_mb"] > 400
     assert figures["ratio"] <= ALLOWED, figures
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_module_on_the_meta_device_loads_onto_eight_devices_within_four_of_its_largest_tensors():
+    """420 MB of Hugging Face shards, beside the devices' arrays; the step that follows runs."""
+    figures = of_kind("devices", layers=4, side=5120)
+    assert figures["model_mb"] > 400
+    assert figures["ratio"] <= ALLOWED_ON_DEVICES, figures

@@ -9,15 +9,17 @@ import torch
 from torch_bridge.capture import artefacts
 from torch_bridge.capture.aten_program import Numbers
 from torch_bridge.capture.compiled_graph import symbols_of
+from torch_bridge.capture.global_rows import operators
 from torch_bridge.capture.observed import Observed
 from torch_bridge.datasets import to_torch
 from torch_bridge.exchange import to_batch
+from torch_bridge.lazy_array import to_host as whole
 from torch_bridge.lowering.table import Call
 from torch_bridge.lowering.wide_integers import stored
 
 __all__ = [
-    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "overwrite", "parameter_among", "stored",
-    "symbols_of", "to_batch", "wants_gradient",
+    "Call", "Numbers", "Observed", "add_gradients", "artefacts", "as_tensor", "operators", "overwrite",
+    "parameter_among", "stored", "symbols_of", "to_batch", "wants_gradient", "whole",
 ]  # fmt: skip
 
 

@@ -37,6 +37,7 @@ TORCH_PACKAGES = {
     "torchvision_operators",
     "loose_parameters",
     "step_rules",
+    "script_loop",
     "script_watch",
     "random_state",
     "torch_step",

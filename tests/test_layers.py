@@ -38,6 +38,7 @@ TORCH_PACKAGES = {
     "loose_parameters",
     "step_rules",
     "script_loop",
+    "second_derivatives",
     "script_watch",
     "random_state",
     "torch_step",

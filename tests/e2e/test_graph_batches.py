@@ -8,9 +8,9 @@ import jaxtrain
 from jaxtrain.errors import UserError
 
 pytest.importorskip("torch_geometric")
-from torch_geometric.data import Data  # noqa: E402
-from torch_geometric.loader import DataLoader  # noqa: E402
-from torch_geometric.nn import GINConv, global_mean_pool  # noqa: E402
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GINConv, global_mean_pool
 
 GRAPHS = 160
 

@@ -77,7 +77,7 @@ SCRIPTS = {  # body -> programs, and what the forecast has to say
         "for _ in range(50):\n"
         "    out = net(torch.randn(8, 4))\n"
         "    loss = out.mean() if out.sum().item() > 0 else -out.mean()" + UPDATE,
-        0, "train.py:10",
+        0, "train.py:9",
     ),
     "SciPy inside the loss": (
         "from scipy.optimize import linear_sum_assignment\n"
@@ -85,7 +85,7 @@ SCRIPTS = {  # body -> programs, and what the forecast has to say
         "    out = net(torch.randn(8, 4))\n"
         "    rows, columns = linear_sum_assignment(out.detach().numpy())\n"
         "    loss = out[torch.as_tensor(rows)].mean()" + UPDATE,
-        0, "train.py:11",
+        0, "train.py:10",
     ),
     "a new length in every batch": (
         "for i in range(50):\n"
@@ -100,7 +100,7 @@ SCRIPTS = {  # body -> programs, and what the forecast has to say
         "for _ in range(50):\n"
         "    loss = criterion(torch.randn(8, 4))\n"
         "    total += loss.item()" + UPDATE,
-        1, "line 12 becomes loss_fn",
+        1, "line 11 becomes loss_fn",
     ),
     "two optimizers": (
         "other = nn.Linear(1, 1); second = torch.optim.SGD(other.parameters(), lr=0.1)\n"
@@ -119,7 +119,7 @@ SCRIPTS = {  # body -> programs, and what the forecast has to say
         "    x = torch.randn(8, 4)\n"
         "    loss = net(x).square().mean()\n"
         "    optimizer.zero_grad(); accelerator.backward(loss); optimizer.step()\n",
-        2, "line 8: from jaxtrain.accelerate import Accelerator",
+        2, "line 7: from jaxtrain.accelerate import Accelerator",
     ),
 }  # fmt: skip
 

@@ -263,9 +263,11 @@ def _back(dy, weight, window: Window, size: Shape) -> Window:
 
 
 def _input_windows(dy, weight, window: Window, size: Shape):
-    """Compute a stride of 1 as the output of the turned kernel."""
+    """Compute it as the output of the turned kernel, dy spread by the stride."""
     turned = jnp.flip(weight.swapaxes(0, 1), tuple(range(2, weight.ndim)))
-    return _output_windows(dy, turned, _back(dy, weight, window, size), size)
+    back = _back(dy, weight, window, size)
+    zeros = [(0, 0, 0)] * 2 + [(0, 0, s - 1) for s in window.stride]
+    return _output_windows(lax.pad(dy, jnp.zeros((), dy.dtype), zeros), turned, back, size)
 
 
 def _input_entries(dy, weight, window: Window, size: Shape):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # what a type checker and an editor read; `_NAMES` is what Py
     from jaxtrain.config import TrainingConfig
     from jaxtrain.config_io import load_config
     from jaxtrain.errors import UserError
+    from jaxtrain.graphs import pad_graphs
     from jaxtrain.metrics import WholeSplit
     from jaxtrain.runtime.launch import setup_distributed
     from jaxtrain.task import Loss, Statistics, Task
@@ -23,6 +24,7 @@ else:
         "task": ("Task", "Loss", "Statistics"),
         "errors": ("UserError",),
         "compiled_step": ("compile", "compile_many"),
+        "graphs": ("pad_graphs",),
         "metrics": ("WholeSplit",),
         "runtime.launch": ("setup_distributed",),
         "tuning.sweep": ("sweep",),
@@ -40,6 +42,7 @@ __all__ = [
     "compile",
     "compile_many",
     "load_config",
+    "pad_graphs",
     "setup_distributed",
     "sweep",
 ]

@@ -37,6 +37,8 @@ TORCH_PACKAGES = {
     "torchvision_operators",
     "loose_parameters",
     "step_rules",
+    "script_loop",
+    "second_derivatives",
     "script_watch",
     "random_state",
     "torch_step",

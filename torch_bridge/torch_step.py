@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
 from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
+from torch_bridge.second_derivatives import twice_differentiable  # noqa: F401
 
 
 def are_torchs(module: Any, optimizer: Any) -> bool:

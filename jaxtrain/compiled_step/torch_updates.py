@@ -1,5 +1,6 @@
 """Updates whose loss cannot be one program: torch runs the loss, around the compiled modules."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -170,4 +171,6 @@ class TorchUpdates:
     def _backward(self, batch: Any) -> tuple[Any, dict]:
         step = self.step
         lowered = step.precision.compute != step.precision.params
-        return self.bridge.backward(step.weights.arguments, step.loss_fn, batch, step.optimizer, lowered)
+        for_good = step.torch is not None  # the modules then run compiled, which a mode of torch's would stop
+        with contextlib.nullcontext() if for_good else self.bridge.twice_differentiable():
+            return self.bridge.backward(step.weights.arguments, step.loss_fn, batch, step.optimizer, lowered)

@@ -136,38 +136,55 @@ def _on_each(on_cpu, by_xla, left, right):
     """Run the CPU's form, where there is one, and XLA's convolution on other devices."""
     if on_cpu is None or not jnp.issubdtype(left.dtype, jnp.floating) or not left.size * right.size:
         return by_xla(left, right)
-    return jax.lax.platform_dependent(left, right, cpu=on_cpu, default=by_xla)
+    return jax.lax.platform_dependent(left, right, cpu=_in_lanes(on_cpu), default=by_xla)
+
+
+def _in_lanes(on_cpu):
+    """Return the CPU's form with a rule for jax.vmap. Lanes that differ in both arguments, as runs of a sweep do, come
+    one after another, as products with the windows of a few channels: as groups of one convolution they take 10 times
+    as long (`python -m benchmarks.sweep --model cnn`)."""
+    form = lambda left, right: on_cpu(left, right)
+    function = jax.custom_batching.custom_vmap(form)
+
+    @function.def_vmap
+    def rule(size, mapped, left, right):
+        if not all(mapped):
+            return jax.vmap(form, [0 if of else None for of in mapped], axis_size=size)(left, right), True
+        lane = functools.partial(on_cpu, lanes=True)
+        return jax.lax.map(lambda pair: lane(*pair), (left, right)), True
+
+    return function
 
 
 def _output_on_cpu(x, weight, spacing: Spacing):
     window = Window(spacing.stride, spacing.pads, spacing.dilation)
     if max(spacing.gaps) == 1:
-        return lambda x, weight: forms.output(x, weight, window)
+        return lambda x, weight, lanes=False: forms.output(x, weight, window, lanes=lanes)
     out = tuple(map(_out_size, x.shape[2:], weight.shape[2:], *spacing))
     if max(spacing.stride) > 1 or not math.prod(out):
         return None
     back = _transposed(weight.shape[2:], spacing)
-    return lambda x, weight: forms.input_gradient(x, _turned(weight), back, out)
+    return lambda x, weight, lanes=False: forms.input_gradient(x, _turned(weight), back, out, lanes=lanes)
 
 
 def _input_on_cpu(dy, weight, spacing: Spacing, shape: Shape):
     window = Window(spacing.stride, spacing.pads, spacing.dilation)
     if max(spacing.gaps) == 1:
-        return lambda dy, weight: forms.input_gradient(dy, weight, window, shape)
+        return lambda dy, weight, lanes=False: forms.input_gradient(dy, weight, window, shape, lanes=lanes)
     if max(spacing.stride) > 1:
         return None
     back = _transposed(weight.shape[2:], spacing)
-    return lambda dy, weight: forms.output(dy, _turned(weight), back)
+    return lambda dy, weight, lanes=False: forms.output(dy, _turned(weight), back, lanes=lanes)
 
 
 def _kernel_on_cpu(x, dy, spacing: Spacing, shape: Shape):
     window = Window(spacing.stride, spacing.pads, spacing.dilation)
     if max(spacing.gaps) == 1:
-        return lambda x, dy: forms.kernel_gradient(x, dy, window, shape)
+        return lambda x, dy, lanes=False: forms.kernel_gradient(x, dy, window, shape, lanes=lanes)
     if max(spacing.stride) > 1:
         return None
     back = _transposed(shape, spacing)
-    return lambda x, dy: _turned(forms.kernel_gradient(dy, x, back, shape))
+    return lambda x, dy, lanes=False: _turned(forms.kernel_gradient(dy, x, back, shape, lanes=lanes))
 
 
 def _transposed(kernel: Shape, spacing: Spacing) -> Window:

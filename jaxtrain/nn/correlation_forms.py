@@ -23,6 +23,7 @@ SMALL_MAP, MIDDLE_MAP = 16, 64  # most positions of an output summed by kernel e
 WIDE, THIN = 256, 16  # channels
 FEW_WINDOWS = 8  # most positions of an output whose windows are one matrix for the kernel's gradient
 DEEP = 128  # channels from which a kernel's gradient is computed entry by entry
+NARROW = 32  # channels below which runs in lanes copy the windows of their maps
 MOST_ENTRIES = 25  # of a kernel over a single channel that is summed by entries
 MOST_PHASES = 8  # of a stride whose phases are computed by themselves
 MOST_COPIED = 1 << 22  # numbers in the copies of the input that a kernel's gradient holds at a time: 16 MiB
@@ -43,9 +44,6 @@ class Window(NamedTuple):
 def span(count: int, spacing: int) -> int:
     """Return the length of `count` entries at this spacing."""
     return (count - 1) * spacing + 1
-
-
-# ---------------------------------------------------------------------------------------------------- the rule
 
 
 def output_form(inputs: int, kernel: Shape, out: Shape) -> str:
@@ -81,21 +79,31 @@ def _is_small(channels: int, out: Shape) -> bool:
     return math.prod(out) <= (MIDDLE_MAP if channels >= WIDE else SMALL_MAP)
 
 
-def output(x: jax.Array, weight: jax.Array, window: Window, form: str | None = None) -> jax.Array:
-    """Correlate x with weight. form: instead of the rule's choice."""
+def output(x: jax.Array, weight: jax.Array, window: Window, form: str | None = None, lanes: bool = False) -> jax.Array:
+    """Correlate x with weight. lanes: it is one of many runs, in a loop. form: instead of the rule's choice."""
     out = out_size(x.shape[2:], weight.shape[2:], window)
+    if lanes and 1 < x.shape[1] < NARROW and math.prod(weight.shape[2:]) > 1:
+        form = form or "windows"
     form = form or output_form(x.shape[1], weight.shape[2:], out)
     return OUTPUT_FORMS[form](x, weight, window, out).astype(x.dtype)
 
 
-def input_gradient(dy: jax.Array, weight: jax.Array, window: Window, size: Shape, form: str | None = None) -> jax.Array:
+def input_gradient(
+    dy: jax.Array, weight: jax.Array, window: Window, size: Shape, form: str | None = None, lanes: bool = False
+) -> jax.Array:
     """Return the gradient by x of spatial size `size`: the transposed correlation of dy."""
+    if lanes and dy.shape[1] < NARROW and max(window.stride) == 1 and math.prod(weight.shape[2:]) > 1:
+        form = form or "windows"
     form = form or input_form(weight.shape[1], weight.shape[0], weight.shape[2:], dy.shape[2:], window.stride)
     return INPUT_FORMS[form](dy, weight, window, size).astype(dy.dtype)
 
 
-def kernel_gradient(x: jax.Array, dy: jax.Array, window: Window, kernel: Shape, form: str | None = None) -> jax.Array:
+def kernel_gradient(
+    x: jax.Array, dy: jax.Array, window: Window, kernel: Shape, form: str | None = None, lanes: bool = False
+) -> jax.Array:
     """Return the gradient by a weight of spatial size `kernel`."""
+    if lanes and 1 < x.shape[1] < NARROW and math.prod(kernel) > 1:
+        form = form or "windows"
     form = form or kernel_form(x.shape[1], dy.shape[1], kernel, dy.shape[2:])
     return KERNEL_FORMS[form](x, dy, window, kernel).astype(x.dtype)
 
@@ -104,9 +112,6 @@ def out_size(size: Shape, kernel: Shape, window: Window) -> Shape:
     """Return the output's positions per axis."""
     axes = zip(size, kernel, *window, strict=True)
     return tuple((n + sum(pads) - span(k, d)) // s + 1 for n, k, s, pads, d in axes)
-
-
-# ---------------------------------------------------------------------------------------------------- products
 
 
 def _product(x, y):
@@ -207,6 +212,15 @@ def _total(parts: list, shape: Shape, dtype) -> Any:
     return sum(parts[1:], parts[0]) if parts else jnp.zeros(shape, dtype)
 
 
+def _output_windows(x, weight, window: Window, out: Shape):
+    """Multiply the windows of all positions by the kernel."""
+    x = _padded(_last(x), window)
+    parts = [_cut(x, _begins(entry, window), out, window.stride) for entry in np.ndindex(*weight.shape[2:])]
+    columns = jnp.moveaxis(weight, (1, 0), (-2, -1)).reshape(-1, weight.shape[0])  # [entry and in, out]
+    product = _product(_rows(jnp.concatenate(parts, -1)), columns)
+    return _first(product.reshape(x.shape[0], *out, -1))
+
+
 def _output_pointwise(x, weight, window: Window, out: Shape):
     """Multiply by a 1x1 kernel."""
     x = _strided(x, window, out)
@@ -234,13 +248,26 @@ def _strided(x, window: Window, out: Shape):
 
 
 def _input_direct(dy, weight, window: Window, size: Shape):
+    flipped = jnp.flip(jnp.moveaxis(weight, (0, 1), (-2, -1)), tuple(range(len(size))))  # [*kernel, out, in]
+    gaps = window.stride if max(window.stride) > 1 else None
+    return _first(_channels_last(_last(dy), flipped, _back(dy, weight, window, size), gaps))
+
+
+def _back(dy, weight, window: Window, size: Shape) -> Window:
+    """Return how the turned kernel moves over dy, spread by the stride."""
     pads = []
     for n, k, o, s, (before, _), d in zip(size, weight.shape[2:], dy.shape[2:], *window, strict=True):
         ahead = span(k, d) - 1 - before
         pads.append((ahead, n + span(k, d) - 1 - span(o, s) - ahead))
-    flipped = jnp.flip(jnp.moveaxis(weight, (0, 1), (-2, -1)), tuple(range(len(size))))  # [*kernel, out, in]
-    gaps = window.stride if max(window.stride) > 1 else None
-    return _first(_channels_last(_last(dy), flipped, Window((1,) * len(size), tuple(pads), window.dilation), gaps))
+    return Window((1,) * len(size), tuple(pads), window.dilation)
+
+
+def _input_windows(dy, weight, window: Window, size: Shape):
+    """Compute it as the output of the turned kernel, dy spread by the stride."""
+    turned = jnp.flip(weight.swapaxes(0, 1), tuple(range(2, weight.ndim)))
+    back = _back(dy, weight, window, size)
+    zeros = [(0, 0, 0)] * 2 + [(0, 0, s - 1) for s in window.stride]
+    return _output_windows(lax.pad(dy, jnp.zeros((), dy.dtype), zeros), turned, back, size)
 
 
 def _input_entries(dy, weight, window: Window, size: Shape):
@@ -355,8 +382,14 @@ def _begins(entry: Shape, window: Window) -> list[int]:
     return [place * d for place, d in zip(entry, window.dilation, strict=True)]
 
 
-OUTPUT_FORMS: dict[str, Form] = {"direct": _output_direct, "entries": _output_entries, "pointwise": _output_pointwise}
+OUTPUT_FORMS: dict[str, Form] = {
+    "direct": _output_direct,
+    "entries": _output_entries,
+    "pointwise": _output_pointwise,
+    "windows": _output_windows,
+}
 INPUT_FORMS: dict[str, Form] = {
+    "windows": _input_windows,
     "direct": _input_direct,
     "entries": _input_entries,
     "phases": _input_phases,

@@ -313,7 +313,8 @@ class OptaxUpdate(_WithoutObject):
         return now
 
     def state(self, params: Arrays) -> Any:
-        return self.transform.init(params)
+        # optax.lbfgs holds the parameters themselves and the same zeros twice: a step donates each buffer once
+        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), self.transform.init(params))
 
     def compiled(self, keys: Sequence[str]) -> Apply:
         def update(grads: Arrays, state: Any, params: Arrays, numbers: Any) -> tuple[Arrays, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from torch_bridge.capture import recurrent
@@ -22,6 +23,18 @@ def one_operator() -> Iterator["AsOne"]:
     layer of an LSTM, GRU or RNN is torch_bridge.recurrent."""
     with AsOne() as mode:
         yield mode
+
+
+@contextlib.contextmanager
+def formula_if_twice(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Inside the context, let torch compute attention by its formula if the graph differentiates a gradient: where a
+    function of torch's calls scaled_dot_product_attention itself, no mode sees it, and the second derivative of torch's
+    fused kernels is not implemented."""
+    modules = [inner for inner in gm.modules() if isinstance(inner, torch.fx.GraphModule)]
+    nodes = (node for inner in modules for node in inner.graph.nodes)
+    twice = any(node.target is torch.autograd.grad and node.kwargs.get("create_graph") for node in nodes)
+    with sdpa_kernel(SDPBackend.MATH) if twice else contextlib.nullcontext():
+        yield
 
 
 class AsOne(TorchFunctionMode):

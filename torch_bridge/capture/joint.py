@@ -8,7 +8,7 @@ import torch
 
 from torch_bridge.capture import decompositions, torch_api
 from torch_bridge.capture.aten_program import AtenProgram, Numbers
-from torch_bridge.capture.attention import one_operator
+from torch_bridge.capture.attention import formula_if_twice, one_operator
 from torch_bridge.capture.replay import Replay, check_backward
 from torch_bridge.lowering.errors import CannotRecord
 from torch_bridge.lowering.table import Call
@@ -99,7 +99,7 @@ def joint_graph(
             *(grad for grad in grads if grad is not None),
         ]
 
-    with one_operator() as mode:
+    with formula_if_twice(gm), one_operator() as mode:
         graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules())
     missing = decompositions.without_lowering(graph)
     if missing:

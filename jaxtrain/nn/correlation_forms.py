@@ -318,9 +318,6 @@ def _input_pointwise(dy, weight, window: Window, size: Shape):
     return lax.pad(dx, jnp.zeros((), dx.dtype), [(0, 0, 0)] * 2 + zeros)
 
 
-# ---------------------------------------------------------------------------------------------------- kernel gradient
-
-
 def _kernel_entries(x, dy, window: Window, kernel: Shape):
     """Compute each kernel entry from the positions that it meets."""
     x, out, dy = _last(x), dy.shape[2:], _last(dy)

@@ -135,7 +135,7 @@ def main(out: str, text: str, script: str, *arguments: str) -> None:
 
 
 class _Calls:
-    """What of jaxtrain the script calls: steps of `compile` and the drop-ins, and modules that run compiled. used: any
+    """Calls of jaxtrain in the script: steps of `compile` and the drop-ins, and modules that run compiled. used: any
     was called by the script itself."""
 
     def __init__(self) -> None:
@@ -250,17 +250,17 @@ def _of_loops(watch: Any, calls: _Calls) -> tuple[list[dict[str, Any]], list[dic
 def _of_loop(loop: Any, updates: list[Any], calls: _Calls) -> dict[str, Any]:
     import statistics
 
-    import torch
-
     from jaxtrain.compiled_step import compile_many
+    from torch_bridge.script_loop import joined
 
     seconds = [update.seconds for update in updates if update.seconds]
     facts = {"where": loop.where, "shapes": loop.shapes, "batches": len(loop.batches), "backward": loop.backward}
     facts["torch_s"] = statistics.median(seconds) if seconds else 0.0
     used = calls.used
     try:
-        holder = torch.nn.ModuleList(loop.modules)
-        step = compile_many({"modules": holder}, {"loss": (loop.loss_fn, updates[0].optimizer)}, wait=True)["loss"]
+        step = compile_many({"modules": joined(loop)}, {"loss": (loop.loss_fn, updates[0].optimizer)}, wait=True)[
+            "loss"
+        ]
         with contextlib.suppress(Enough), contextlib.redirect_stdout(io.StringIO()):
             for batch in (loop.batches * CALLS)[:CALLS]:
                 step(batch)

@@ -146,10 +146,13 @@ ELSEWHERE = {
     "tests/unit/engine/test_gpu_cards.py::test_a_table_of_kinds_puts_the_cheapest_that_fits_first": [
         "python -m jaxtrain.plan --config F --devices 8 --shop --prices prices.yaml --samples 1000000",
     ],
+    "tests/e2e/test_science.py::test_lbfgs_of_optax_takes_burgers_equation_below_adam": [
+        "python examples/science/burgers.py",
+    ],
     "tests/unit/tuning/test_sweep.py::test_the_example_ranks_its_runs_and_loads_the_best_into_torch": [
         "python examples/sweep.py",
     ],
-    "tests/e2e/test_script_doctor.py::test_modules_of_a_plain_torch_script_are_told_to_convert": [
+    "tests/e2e/test_script_doctor.py::test_the_loss_of_a_plain_loop_is_compiled_from_its_lines": [
         "python -m jaxtrain.doctor --script train.py -- --epochs 1",
         "python -m jaxtrain.doctor --script train.py --json -- ARGUMENTS",
     ],

@@ -46,6 +46,11 @@ class Loop(NamedTuple):
         return len({shapes_of(batch) for batch in self.batches})
 
 
+def joined(loop: Loop) -> torch.nn.Module:
+    """Return one module that holds those of a loop."""
+    return torch.nn.ModuleList(loop.modules)
+
+
 def loop_of(updates: list[Update]) -> Loop:
     """Return the loss of one optimizer's updates. Raises CannotExtract."""
     first = updates[0]

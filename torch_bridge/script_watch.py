@@ -51,7 +51,7 @@ class Update(NamedTuple):
 
 
 class Watch:
-    """What a script does until it is stopped. libraries: packages with trainers. library: the one whose trainer runs
+    """Watches a script until it is stopped. libraries: packages with trainers. library: the one whose trainer runs
     the loop, "" for a loop of its own. optimizers: those that have made updates."""
 
     def __init__(self, libraries: Iterable[str]) -> None:

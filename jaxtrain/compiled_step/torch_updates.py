@@ -172,5 +172,9 @@ class TorchUpdates:
         step = self.step
         lowered = step.precision.compute != step.precision.params
         for_good = step.torch is not None  # the modules then run compiled, which a mode of torch's would stop
-        with contextlib.nullcontext() if for_good else self.bridge.twice_differentiable():
+        with (
+            contextlib.nullcontext()
+            if for_good
+            else self.bridge.twice_differentiable(step.weights.arguments, step.loss_fn)
+        ):
             return self.bridge.backward(step.weights.arguments, step.loss_fn, batch, step.optimizer, lowered)

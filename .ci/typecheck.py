@@ -40,7 +40,7 @@ def errors() -> dict[str, list[str]]:
             line = error["range"]["start"]["line"] + 1
             if area == "build/snippets":
                 path = snippets.source(path)
-                area = "examples" if path.startswith("examples") else "documentation"
+                area = "examples" if path.startswith(("examples", "docs/tutorials")) else "documentation"
             found[area].append(f"{path}:{line}: {error['message'].splitlines()[0]} ({error.get('rule')})")
     return found
 

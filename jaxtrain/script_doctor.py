@@ -211,7 +211,7 @@ class _Calls:
             return []
         graphs = [each for each in gc.get_objects() if type(each) is CompiledGraph]
         names = [type(each._module).__name__ for each in self.modules.values()]
-        times = [sum(each) for each in zip(*self.times.values(), strict=False)]
+        times = [float(sum(each)) for each in zip(*self.times.values(), strict=False)]
         parts = [f"{len(graphs)} graphs, forward and backward, in torch's autograd graph", *self.reasons]
         programs = sum(len(getattr(graph, "_programs", ())) for graph in graphs)
         return [_row(", ".join(names), programs, times, in_torch="; ".join(self.reasons), explain=parts)]

@@ -61,8 +61,8 @@ class PaddedGraphs:
         `loss_fn(module, batch)` change with the padding.
         """
         self.loader = loader
-        self.graphs = getattr(loader, "batch_size", None)
-        if not isinstance(self.graphs, int):
+        graphs = getattr(loader, "batch_size", None)
+        if not isinstance(graphs, int):
             raise UserError("pad_graphs: the loader has no batch_size, wanted torch_geometric's DataLoader with one")
         if most < 1:
             raise UserError(f"pad_graphs: sizes={most}, wanted at least 1")
@@ -71,8 +71,9 @@ class PaddedGraphs:
             kind = type(data[0]).__name__ if data else "nothing"
             raise UserError(f"pad_graphs: the dataset holds {kind}, wanted torch_geometric's Data with edge_index")
         nodes, edges = ([int(getattr(each, name)) for each in data] for name in ("num_nodes", "num_edges"))
-        self.sizes = choose_sizes(nodes, edges, self.graphs, most)
-        first = loader.collate_fn(data[: max(1, self.graphs - 1)])
+        self.graphs = graphs
+        self.sizes = choose_sizes(nodes, edges, graphs, most)
+        first = loader.collate_fn(data[: max(1, graphs - 1)])
         check(module, loss_fn, pad(first, first.num_nodes, first.num_edges, first.num_graphs, 0), self.pad(first))
 
     def pad(self, batch: Any) -> Any:

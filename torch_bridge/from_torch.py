@@ -16,21 +16,26 @@ from flax import nnx
 from torch.utils import _pytree as pytree
 
 from jaxtrain.runtime.waits import Waits
+from torch_bridge.capture.module_graph import State, module_graph
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.double_values import doubles_of, holds
 from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
-from torch_bridge.lowering.errors import line_in
+from torch_bridge.lowering.errors import NoLoss, line_in
 from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.lowering.python import assigned_buffers
 from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
+from torch_bridge.lowering.recording.sizes import free_axes
 from torch_bridge.lowering.recording.stand_ins import everywhere
+from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
+from torch_bridge.random_state import undrawn
 from torch_bridge.state_dict import state_dict
 
 log = logging.getLogger(__name__)
@@ -82,6 +87,10 @@ class Forward(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, reads: PythonInputs | None = None):
         super().__init__()
         self.wrapped_module, self.reads = module, reads
+
+    def call(self, inputs: tuple) -> Any:
+        """Call the module; this is what Dynamo captures."""
+        return self.wrapped_module(*inputs[0], **inputs[1])
 
     def forward(self, args: tuple, kwargs: dict):
         with everywhere(self.reads):
@@ -171,13 +180,55 @@ class Record:
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
             with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
-                recorded = recording.export(self.entry, examples, self.captured, self._read, self.left, graded=training)
+                graph = self._captured(examples)
+                if graph is None:
+                    before.restore()
+                    recorded = recording.export(
+                        self.entry, examples, self.captured, self._read, self.left, graded=training
+                    )
+                    graph = graph_of(recorded, PREFIX, self.parts)
             self.left |= changed
-            return graph_of(recorded, PREFIX, self.parts)
+            return graph
         finally:
             before.restore()  # attributes that a user's own train() has set besides the modes
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
+
+    def _captured(self, examples: tuple) -> Graph | None:
+        """Return the graph that TorchDynamo captures; None if the code is recorded instead."""
+        watch = Watch(self.entry)
+        inputs = recording.checked(self.entry, examples)
+        try:
+            with RECORDING_LOCK, assigned_buffers.kept(self.entry), undrawn():
+                call = type(self.entry).call
+                graph, outside = module_graph(call, self.entry, inputs, self._tensors(), free_axes)
+        except NoLoss:
+            raise
+        except Exception as error:  # whatever the code raises: what records it tells of it
+            if __import__("os").environ.get("JT_DEBUG"): __import__("traceback").print_exc()
+            log.info("%s is recorded: %s", type(self.entry.wrapped_module).__name__, str(error).partition("\n")[0])
+            return None
+        self.captured.update(outside)
+        self.left.update(watch.names())
+        self.left.note(watch.values())
+        return graph
+
+    def _tensors(self) -> State:
+        """Return the tensors of the entry that are a graph's state, as `graph_of` has them."""
+        names: dict[int, str] = {}
+        written: dict[int, str] = {}
+        for path, inner in self.entry.named_modules():
+            for tensors, lasting in ((inner._parameters, True), (inner._buffers, False)):
+                for key, tensor in tensors.items():
+                    name = f"{path}.{key}"
+                    always = lasting or key not in inner._non_persistent_buffers_set
+                    part = next((old for old in self.parts or {} if name.startswith(old)), None)
+                    if tensor is None or not (name.startswith(PREFIX) or part):
+                        continue
+                    if part is not None:
+                        name, always = (self.parts or {})[part] + name.removeprefix(part), lasting
+                    (names if always else written).setdefault(id(tensor), name.removeprefix(PREFIX))
+        return State(names, written, {id(p) for p in self.entry.parameters() if p.requires_grad})
 
     def run(self, model: "ConvertedModule", inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
         """Run the graph for these inputs with the model's variables; write the buffers that it changes."""

@@ -159,7 +159,7 @@ def _check_statistics(gm: torch.fx.GraphModule) -> None:
     those that it normalised with, and its backward pass reads the later ones."""
     read: set[torch.fx.Node] = set()
     for node in gm.graph.nodes:
-        if _name(node) != "batch_norm":
+        if name_of(node) != "batch_norm":
             continue
         arguments = dict(
             zip(("input", "running_mean", "running_var", "weight", "bias", "training"), node.args, strict=False)
@@ -182,10 +182,10 @@ def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) ->
         raise CannotRecord("it differentiates the backward of a checkpointed part")
     if options.get("preserve_rng_state") is False and any(map(_draws, nodes_of(body))):
         raise CannotRecord("a checkpoint with preserve_rng_state=False draws other random numbers in its second run")
-    writes = [node for node in nodes_of(body) if _writes(node)]
-    if writes and _has_rules(options):
+    writing = [node for node in nodes_of(body) if writes(node)]
+    if writing and _has_rules(options):
         raise CannotRecord("a checkpoint with a context_fn writes to tensors")
-    if writes and "norm" not in _name(writes[-1]):  # torch ends the second run where nothing more is needed
+    if writing and "norm" not in name_of(writing[-1]):  # torch ends the second run where nothing more is needed
         raise CannotRecord("a checkpointed part writes to tensors")
 
 
@@ -194,7 +194,7 @@ def writes_in_checkpoint(gm: torch.fx.GraphModule) -> bool:
     not."""
     for inner in gm.modules():
         for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
-            if node.target is _CHECKPOINT and any(map(_writes, nodes_of(getattr(inner, node.args[0].target)))):
+            if node.target is _CHECKPOINT and any(map(writes, nodes_of(getattr(inner, node.args[0].target)))):
                 return True
     return False
 
@@ -210,17 +210,18 @@ def nodes_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             yield from inner.graph.nodes
 
 
-def _name(node: torch.fx.Node) -> str:
+def name_of(node: torch.fx.Node) -> str:
+    """Return the name of the function or method that a node calls; "" for an operator's object without one."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _writes(node: torch.fx.Node) -> bool:
+def writes(node: torch.fx.Node) -> bool:
     """Return True for an operator that may write to its arguments."""
     if node.op not in ("call_method", "call_function"):
         return False
-    name = _name(node)
+    name = name_of(node)
     return (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *_STATISTICS) or "out" in node.kwargs
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    return any(word in _name(node) for word in _DRAWS)
+    return any(word in name_of(node) for word in _DRAWS)

@@ -215,6 +215,22 @@ def fixed_numbers() -> contextlib.AbstractContextManager:
     return torch._dynamo.config.patch(automatic_dynamic_shapes=False, specialize_int=True, specialize_float=True)
 
 
+@contextlib.contextmanager
+def free_sizes(values: Sequence[Any], axes: Callable[[torch.Tensor], Sequence[int]] | None) -> Iterator[None]:
+    """Inside the context, a graph that is captured holds for other sizes of these axes of the tensors among `values`,
+    as far as the code allows; None: for the present sizes and numbers alone."""
+    if axes is None:
+        with fixed_numbers():
+            yield
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            for axis in axes(value):
+                torch._dynamo.maybe_mark_dynamic(value, axis)
+    with torch.fx.experimental._config.patch(use_duck_shape=False):  # equal sizes need not stay equal
+        yield
+
+
 def in_pieces(module: torch.nn.Module, backend: Callable, failed: Callable[[str], None]) -> Callable:
     """Return a function that calls the module, with its hooks, and that Dynamo captures in as many graphs as it has to.
 
@@ -447,6 +463,12 @@ def absent_names() -> list[tuple[types.ModuleType, frozenset[str]]]:
     return [(module, frozenset(named - vars(module).keys())) for module in modules.values()]
 
 
+def hooked() -> str:
+    """Return what the code being captured does if it registers a hook on a tensor; "" else. Call it while the graph is
+    compiled."""
+    return "hooks on tensors" if InstructionTranslator.current_tx().output.side_effects.tensor_hooks else ""
+
+
 def written_sources() -> set[str]:
     """Return the objects that the code being captured changes, as Dynamo's guards name them."""
     written = _written(InstructionTranslator.current_tx().output)
@@ -520,6 +542,11 @@ def is_limit(error: BaseException) -> bool:
 def is_unsupported(error: BaseException) -> bool:
     """Return True if Dynamo has stopped at code that it does not capture."""
     return isinstance(cause_of(error), torch._dynamo.exc.Unsupported)
+
+
+def needs_numbers(error: BaseException) -> bool:
+    """Return True if sizes that are symbols have kept Dynamo from capturing code."""
+    return any(word in str(error) for word in ("SymInt", "symbolic", "Sym(", "does not guard"))
 
 
 def reason_of(error: BaseException) -> str:

@@ -36,6 +36,10 @@ class LossEntry(torch.nn.Module):
         self.criterion = loss
         self.plan = plan
 
+    def call(self, inputs: tuple) -> dict[str, Any]:
+        """Return as forward; this is what Dynamo captures."""
+        return self._value(inputs[0])
+
     def forward(self, batch: dict):
         with everywhere(self.reads):
             return self._value(batch)

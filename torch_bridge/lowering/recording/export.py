@@ -110,7 +110,24 @@ def export(
     Raises UnsupportedModel, which lists every operator and line that prevents the export.
     """
     with RECORDING_LOCK, assigned_buffers.kept(module), undrawn(), as_parameters(module):
-        return _export(module, _beside(module, inputs), captured, read, left, graded)
+        return _export(module, checked(module, inputs), captured, read, left, graded)
+
+
+def checked(module: torch.nn.Module, inputs: tuple) -> tuple:
+    """Return the inputs beside the module's tensors. Raises UnsupportedModel for what no graph can hold, seen without
+    recording it."""
+    if parts := list(unready(module)):
+        raise UnsupportedModel(_name(module), parts, ADVICE_READY)
+    inputs = _beside(module, inputs)
+    is_packed = lambda value: isinstance(value, torch.nn.utils.rnn.PackedSequence)
+    if any(map(is_packed, pytree.tree_leaves(inputs, is_leaf=is_packed))):
+        packed = Obstacle("it is given a PackedSequence, whose sizes are values", "")
+        raise UnsupportedModel(_name(module), [packed], "Give it the padded tensor and the lengths to pack.")
+    if unhooked := list(hooks.unsupported(module)):
+        raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
+    if seen := _foreseen(module, inputs):
+        raise UnsupportedModel(_name(module), [seen], ADVICE_OPERATORS if "lowering" in seen.what else ADVICE_LIBRARY)
+    return inputs
 
 
 def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
@@ -120,18 +137,6 @@ def _beside(module: torch.nn.Module, inputs: tuple) -> tuple:
 
 
 def _export(module: torch.nn.Module, inputs: tuple, captured, read, left, graded: bool) -> torch.export.ExportedProgram:
-    parts = list(unready(module))
-    if parts:
-        raise UnsupportedModel(_name(module), parts, ADVICE_READY)
-    is_packed = lambda value: isinstance(value, torch.nn.utils.rnn.PackedSequence)
-    if any(map(is_packed, pytree.tree_leaves(inputs, is_leaf=is_packed))):
-        packed = Obstacle("it is given a PackedSequence, whose sizes are values", "")
-        raise UnsupportedModel(_name(module), [packed], "Give it the padded tensor and the lengths to pack.")
-    unhooked = list(hooks.unsupported(module))
-    if unhooked:
-        raise UnsupportedModel(_name(module), merge(unhooked), ADVICE_HOOKS)
-    if seen := _foreseen(module, inputs):
-        raise UnsupportedModel(_name(module), [seen], ADVICE_OPERATORS if "lowering" in seen.what else ADVICE_LIBRARY)
     program: Any = None
     error, obstacles, asking = None, [], ""
     watch = python_state.Watch(module)

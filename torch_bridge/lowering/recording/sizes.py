@@ -40,9 +40,18 @@ class Sizes:
                 inputs.append(("size", value.node.expr))
             else:
                 inputs.append((None, value))
-        ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in program.range_constraints.items()}
+        return cls._assumed(tuple(inputs), program.range_constraints, environment)
+
+    @classmethod
+    def of_environment(cls, inputs: tuple[tuple, ...], environment: Any) -> "Sizes":
+        """Return the sizes of a graph of Dynamo's. environment: where torch keeps its symbols; None if it has none."""
+        return cls._assumed(inputs, environment.var_to_range if environment else {}, environment)
+
+    @classmethod
+    def _assumed(cls, inputs: tuple[tuple, ...], bounds: Any, environment: Any) -> "Sizes":
+        ranges = {symbol: (bound.lower, bound.upper) for symbol, bound in bounds.items()}
         guards = [environment.replace(guard.expr) for guard in environment.guards] if environment else []
-        return cls(tuple(inputs), ranges, tuple(guard for guard in guards if guard.free_symbols))
+        return cls(inputs, ranges, tuple(guard for guard in guards if guard.free_symbols))
 
     def symbols(self, inputs: Sequence[Any]) -> dict[sympy.Symbol, int]:
         """Return the values that the symbolic sizes have for these inputs."""
@@ -91,12 +100,15 @@ class Sizes:
         return None
 
 
-def any_size(leaf: Any) -> dict | None:
+def free_axes(tensor: torch.Tensor) -> range:
     """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
-    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are recorded anew)."""
-    if not isinstance(leaf, torch.Tensor):
-        return None
-    return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
+    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are captured anew)."""
+    return range(tensor.dim() if tensor.dim() < 4 else 1)
+
+
+def any_size(leaf: Any) -> dict | None:
+    """Return an input's free axes as torch.export takes them."""
+    return dict.fromkeys(free_axes(leaf), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
 
 
 def symbols_stood_in_the_way(error: Exception) -> bool:

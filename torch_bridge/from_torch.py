@@ -30,7 +30,6 @@ from torch_bridge.lowering.python.effects import Changes
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording import export as recording
-from torch_bridge.lowering.recording.sizes import free_axes
 from torch_bridge.lowering.recording.stand_ins import everywhere
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
 from torch_bridge.lowering.structure import with_fields
@@ -121,6 +120,7 @@ class Record:
         self.entry, self.parts, self._effects = entry, parts, effects
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
         self._read: dict[str, str] = {}
+        self._shapes: dict[Any, list[list[tuple[int, ...]]]] = {}  # of the inputs of each graph, by their structure
         self.doubles: dict[str, np.ndarray] = {}  # values of float64 and complex128 tensors, which JAX has rounded
         self.captured: dict[int, torch.Tensor] = {}  # tensors from outside the module that the graphs hold as constants
         self.left = Changes()  # Python attributes that a torch call changes and a compiled one does not
@@ -180,7 +180,7 @@ class Record:
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
             with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
-                graph = self._captured(examples)
+                graph = self._captured(examples, self._free_axes(leaves, spec))
                 if graph is None:
                     before.restore()
                     recorded = recording.export(
@@ -194,18 +194,30 @@ class Record:
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
-    def _captured(self, examples: tuple) -> Graph | None:
+    def _free_axes(self, leaves: Sequence[Any], spec: Any) -> list[set[int]]:
+        """Return the axes of each leaf whose sizes the next graph leaves open: rows, and those that have changed from
+        one record to the next, but for heights and widths, as arithmetic on these can take torch minutes."""
+        shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+        known = self._shapes.setdefault(spec, [])
+        known.append(shapes)
+        free = []
+        for place, shape in enumerate(shapes):
+            axes = range(len(shape) if len(shape) < 4 else 1)
+            sizes = [{each[place][axis] for each in known if len(each[place]) == len(shape)} for axis in axes]
+            free.append({axis for axis in axes if axis == 0 or len(sizes[axis]) > 1})
+        return free
+
+    def _captured(self, examples: tuple, free: list[set[int]]) -> Graph | None:
         """Return the graph that TorchDynamo captures; None if the code is recorded instead."""
         watch = Watch(self.entry)
         inputs = recording.checked(self.entry, examples)
         try:
             with RECORDING_LOCK, assigned_buffers.kept(self.entry), undrawn():
                 call = type(self.entry).call
-                graph, outside = module_graph(call, self.entry, inputs, self._tensors(), free_axes)
+                graph, outside = module_graph(call, self.entry, inputs, self._tensors(), free)
         except NoLoss:
             raise
         except Exception as error:  # whatever the code raises: what records it tells of it
-            if __import__("os").environ.get("JT_DEBUG"): __import__("traceback").print_exc()
             log.info("%s is recorded: %s", type(self.entry.wrapped_module).__name__, str(error).partition("\n")[0])
             return None
         self.captured.update(outside)

@@ -4,6 +4,9 @@ The modules and tensors that the code reaches are inputs of the graph; numbers a
 Code that has a part in its own backward pass, or that changes something in Python at every call, is refused.
 """
 
+import collections
+import contextlib
+import contextvars
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,13 +47,13 @@ def module_graph(
     entry: torch.nn.Module,
     inputs: tuple,
     state: State,
-    free: Callable[[torch.Tensor], Sequence[int]],
+    free: Sequence[Sequence[int]],
 ) -> tuple[Graph, dict[int, torch.Tensor]]:
     """Return the graph of `call(entry, inputs)`, and the tensors from outside the module that it holds as constants, by
     id.
 
     call: a function that Dynamo captures. inputs: examples, containers of tensors and plain values; sizes matter,
-    values do not. free: returns the axes of a tensor that may have other sizes later. Raises CannotRecord for code that
+    values do not. free: of each leaf of the inputs, the axes that may have other sizes later. Raises CannotRecord for code that
     does not become one graph, and whatever torch raises as it runs the code on tensors without values.
     """
     leaves, spec = pytree.tree_flatten(inputs)
@@ -63,23 +66,22 @@ def module_graph(
     try:
         return _settled(call, entry, leaves, spec, state, free)
     except Exception as error:
-        cause = torch_api.cause_of(error)
-        if not (torch_api.needs_numbers(cause) and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
-            raise cause from error
+        if not (torch_api.needs_numbers(error) and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
+            raise
     return _settled(call, entry, leaves, spec, state, None)
 
 
 def _settled(call: Callable, entry: torch.nn.Module, leaves: list, spec: Any, state: State, free: Any):
-    """Return the result of module_graph. Code that changes something in Python is captured twice: what it sets once
-    and for all, as a default, is in the second graph as in the first."""
+    """Return the result of module_graph. Code that changes something in Python is read twice: what it sets once and for
+    all, as a default, leads to the same graph again."""
     first = _Capture(call, entry, leaves, spec)
     result = first.graph(free, state)
-    if not first.writes:
-        return result
-    second = _Capture(call, entry, leaves, spec).graph(free, state)
-    if not second[0].computes_as(result[0]):
-        raise Unfollowed(f"it computes otherwise after it has changed {', '.join(sorted(first.writes)[:3])}")
-    return second
+    if changed := first.changed():
+        second = _Capture(call, entry, leaves, spec)
+        second.read(free)
+        if second.code != first.code:
+            raise Unfollowed(f"it computes otherwise after it has changed {', '.join(changed[:3])}")
+    return result
 
 
 def _check_hooks(entry: torch.nn.Module) -> None:
@@ -100,14 +102,35 @@ class _Capture:
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._symbolic = False
         self._marks: list[Any] = []
+        self._before: list[tuple[str, Any, Any]] = []  # what the code changes in Python: name, object, its contents
+        self._only_read = False
+        self.code: tuple = ()  # of Dynamo's graph, with the tensors that it takes
         self.traced: _Traced | None = None
-        self.writes: set[str] = set()  # what the code changes in Python
 
-    def graph(self, free: Callable[[torch.Tensor], Sequence[int]] | None, state: State) -> tuple[Graph, dict]:
+    def read(self, free: Any) -> None:
+        """Let Dynamo read the code, for `code` alone."""
+        self._only_read = True
+        with contextlib.suppress(_Enough):
+            self._run(free)
+
+    def changed(self) -> list[str]:
+        """Return the names of the objects outside that the call has changed for good."""
+        return [name for name, value, before in self._before if _contents(value) != before]
+
+    def _run(self, free: Any) -> Any:
         self._symbolic = free is not None
         captured = torch_api.whole(self._call, self._compile, self._ignore, self._ignore)
-        with torch.enable_grad(), torch_api.free_sizes(self._leaves, free):
-            returned = captured(self._entry, pytree.tree_unflatten(self._leaves, self._spec))
+        try:
+            with torch.enable_grad(), torch_api.free_sizes(self._leaves, free):
+                return captured(self._entry, pytree.tree_unflatten(self._leaves, self._spec))
+        except Exception as error:
+            cause = torch_api.cause_of(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+    def graph(self, free: Sequence[Sequence[int]] | None, state: State) -> tuple[Graph, dict]:
+        returned = self._run(free)
         if self.traced is None:
             raise Unfollowed("it computes nothing with tensors")
         leaves, spec = pytree.tree_flatten(with_fields(returned))
@@ -127,10 +150,30 @@ class _Capture:
         if wrong := wrong or torch_api.unguarded_line(self._symbolic) or torch_api.hooked():
             raise Unfollowed(f"Dynamo does not follow {wrong}")
         check(gm)
-        self.writes = torch_api.written_sources()
+        reals = torch_api.real_inputs(gm)
+        self.code = (gm.code, [id(real) for real in reals if isinstance(real, torch.nn.Parameter)])
+        if self._only_read:
+            raise _Enough
+        self._before = [(name, value, _contents(value)) for name, value in torch_api.written_objects()]
         self.traced = _Traced.of(gm, fakes, self._leaves)
         self._marks = [_Number() if kind is int else torch.empty(0) for kind in self.traced.kinds]
         return lambda *inputs: self._marks
+
+
+class _Enough(Exception):
+    """Ends a capture whose graph is known."""
+
+
+def _contents(value: Any) -> Any:
+    """Return what an object holds, to be compared: by identity, but for plain values."""
+    identity = lambda item: (type(item), item) if isinstance(item, _PLAIN) else id(item)
+    if isinstance(value, contextvars.ContextVar):
+        return identity(value.get(None))
+    if isinstance(value, dict):
+        return [(identity(key), identity(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return [identity(item) for item in value]
+    return [(key, identity(item)) for key, item in getattr(value, "__dict__", {}).items()]
 
 
 class _Number(int):

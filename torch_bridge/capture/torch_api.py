@@ -30,9 +30,15 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTra
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-from torch._functorch import aot_autograd as aot
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd import functional_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx, maybe_enable_thunkify
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from jaxtrain.errors import UserError
 from torch_bridge.lowering import errors
@@ -50,15 +56,46 @@ def functional_graph(
     """Return `function(*inputs)` as a functional ATen graph, and the positions of the inputs that it writes.
 
     inputs: fake or real tensors, and numbers. The graph's first outputs are the new values of the written inputs, then
-    follow the results of `function`, a flat list of tensors and numbers. Nothing is executed. Raises whatever the
-    function raises on fake tensors, RuntimeError if it changes the shape of an input.
+    follow the results of `function`, a flat list of tensors and numbers. Nothing is executed, and the function is
+    called once. Raises whatever the function raises on fake tensors, RuntimeError if it changes the shape of an input
+    or writes to memory that two inputs share.
     """
-    with torch.no_grad():
-        exported: Any = aot._aot_export_function(
-            function, tuple(inputs), decompositions=decompositions, trace_joint=False
-        )
-    graph, meta, *_ = exported
-    return graph, [place for place, info in enumerate(meta.input_info) if info.mutates_data]
+    mode = torch._guards.detect_fake_mode(inputs) or FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+    written: list[int] = []
+
+    def functional(*arguments: Any) -> list:
+        without_cpp = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+        with maybe_enable_thunkify(), without_cpp:
+            held = [functional_utils.to_fun(argument) for argument in arguments]
+            results = function(*held)
+        for place, (value, before) in enumerate(zip(held, arguments, strict=True)):
+            if isinstance(value, torch.Tensor) and functional_utils.has_data_mutation(value):
+                written.append(place)
+            if functional_utils.has_metadata_mutation(value, before, check_only_storage_mutation=False):
+                raise RuntimeError("it changes the shape or the memory of an input")
+        return [functional_utils.from_fun(value) for value in (*(held[place] for place in written), *results)]
+
+    with contextlib.ExitStack() as stack:
+        for context in (
+            torch.no_grad(),
+            torch.autograd.set_multithreading_enabled(False),
+            mode,
+            enable_python_dispatcher(),
+            FunctionalTensorMode(export=True, _allow_token_discovery=True),
+        ):
+            stack.enter_context(context)
+        graph = make_fx(functional, decomposition_table=decompositions, record_module_stack=True)(*fakes)
+    _check_shared(fakes, written)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph, written
+
+
+def _check_shared(fakes: Sequence[Any], written: Sequence[int]) -> None:
+    memory = {i: StorageWeakRef(fake.untyped_storage()) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)}
+    if any(list(memory.values()).count(memory[place]) > 1 for place in written):
+        raise RuntimeError("it writes to memory that two of its inputs share")
 
 
 def autograd_backend(forward: Compiler, backward: Compiler, inference: Compiler, decompositions: dict) -> Callable:
@@ -216,17 +253,16 @@ def fixed_numbers() -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def free_sizes(values: Sequence[Any], axes: Callable[[torch.Tensor], Sequence[int]] | None) -> Iterator[None]:
-    """Inside the context, a graph that is captured holds for other sizes of these axes of the tensors among `values`,
-    as far as the code allows; None: for the present sizes and numbers alone."""
+def free_sizes(values: Sequence[Any], axes: Sequence[Sequence[int]] | None) -> Iterator[None]:
+    """Inside the context, a graph that is captured holds for other sizes of these axes of the values, as far as the
+    code allows; None: for the present sizes and numbers alone."""
     if axes is None:
         with fixed_numbers():
             yield
         return
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            for axis in axes(value):
-                torch._dynamo.maybe_mark_dynamic(value, axis)
+    for value, free in zip(values, axes, strict=True):
+        for axis in free:
+            torch._dynamo.maybe_mark_dynamic(value, axis)
     with torch.fx.experimental._config.patch(use_duck_shape=False):  # equal sizes need not stay equal
         yield
 
@@ -469,6 +505,14 @@ def hooked() -> str:
     return "hooks on tensors" if InstructionTranslator.current_tx().output.side_effects.tensor_hooks else ""
 
 
+def written_objects() -> list[tuple[str, Any]]:
+    """Return the objects that the code being captured changes, with Dynamo's names for them; those that it makes itself
+    are left out. Call it while the graph is compiled."""
+    output = InstructionTranslator.current_tx().output
+    sources = (variable.source for variable in _written(output) if variable.source is not None)
+    return [(source.name, _value_of(source, output)) for source in sources if not isinstance(source, TempLocalSource)]
+
+
 def written_sources() -> set[str]:
     """Return the objects that the code being captured changes, as Dynamo's guards name them."""
     written = _written(InstructionTranslator.current_tx().output)
@@ -573,8 +617,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 def check() -> None:
     """Raise UserError, a sentence, if the installed torch lacks something that this file uses."""
-    export = inspect.signature(aot._aot_export_function).parameters
-    missing = [f"_aot_export_function({name}=)" for name in ("decompositions", "trace_joint") if name not in export]
+    missing = [] if "export" in inspect.signature(FunctionalTensorMode).parameters else ["FunctionalTensorMode(export=)"]
     wanted = {
         "torch._guards.TracingContext": ("try_get",),
         "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": (

@@ -22,6 +22,9 @@ _SETTINGS = (str, bool, type(None), torch.dtype, torch.device)
 ADVICE = "A record runs Python once, and every call has to: keep it out of the loss and the forward pass."
 
 
+_OF_DYNAMO = "_dynamo_"  # attributes by which TorchDynamo marks tensors
+
+
 class Changes(set[str]):
     """Names of the state that code has changed. settings: the places that it has set to a name or flag, and these."""
 
@@ -66,7 +69,7 @@ class Traces:
 
     def _put_back(self, changed: Changes) -> None:
         for name, table, before in self._tables:
-            for key in table.keys() - before:
+            for key in (key for key in table.keys() - before if not str(key).startswith(_OF_DYNAMO)):
                 changed.add(f"{name}.{key}")
                 del table[key]
         for name, container, items in self._containers:

@@ -100,15 +100,12 @@ class Sizes:
         return None
 
 
-def free_axes(tensor: torch.Tensor) -> range:
-    """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
-    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are captured anew)."""
-    return range(tensor.dim() if tensor.dim() < 4 else 1)
-
-
 def any_size(leaf: Any) -> dict | None:
-    """Return an input's free axes as torch.export takes them."""
-    return dict.fromkeys(free_axes(leaf), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
+    """Return an input's free axes: all of tokens, features and sound; only the batch of images and volumes, because
+    arithmetic on symbolic heights and widths can take torch minutes (other image sizes are recorded anew)."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    return dict.fromkeys(range(leaf.dim() if leaf.dim() < 4 else 1), torch.export.Dim.AUTO)
 
 
 def symbols_stood_in_the_way(error: Exception) -> bool:

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch_bridge.capture.aten_program import output_of
 from torch_bridge.capture.attention import formula_if_twice, one_operator
 from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.cuts import CuttingReplay, check
+from torch_bridge.capture.replay import check_backward
 from torch_bridge.lowering import constant_tensors
 from torch_bridge.lowering.dtypes import category, jax_dtype
 from torch_bridge.lowering.errors import CannotRecord, Unfollowed
@@ -149,6 +151,7 @@ class _Capture:
         wrong = torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph)
         if wrong := wrong or torch_api.unguarded_line(self._symbolic) or torch_api.hooked():
             raise Unfollowed(f"Dynamo does not follow {wrong}")
+        check_backward(gm)
         check(gm)
         reals = torch_api.real_inputs(gm)
         self.code = (gm.code, [id(real) for real in reals if isinstance(real, torch.nn.Parameter)])
@@ -169,11 +172,15 @@ def _contents(value: Any) -> Any:
     identity = lambda item: (type(item), item) if isinstance(item, _PLAIN) else id(item)
     if isinstance(value, contextvars.ContextVar):
         return identity(value.get(None))
+    if isinstance(value, types.CellType):
+        return identity(value.cell_contents)
     if isinstance(value, dict):
         return [(identity(key), identity(item)) for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return [identity(item) for item in value]
-    return [(key, identity(item)) for key, item in getattr(value, "__dict__", {}).items()]
+    if not hasattr(value, "__dict__"):
+        return object()  # an iterator, or what only Dynamo's own names lead to: never the same
+    return [(key, identity(item)) for key, item in value.__dict__.items()]
 
 
 class _Number(int):

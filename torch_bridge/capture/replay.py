@@ -145,6 +145,7 @@ def _(values, known):
 def check_backward(gm: torch.fx.GraphModule) -> None:
     """Raise CannotRecord or StaysInTorch for a graph whose backward pass would not be torch's."""
     _check_statistics(gm)
+    _check_windows(gm)
     twice = any(node.kwargs.get("create_graph") for node in nodes_of(gm) if node.target is torch.autograd.grad)
     for inner in gm.modules():
         for node in inner.graph.nodes if isinstance(inner, torch.fx.GraphModule) else ():
@@ -173,6 +174,18 @@ def _check_statistics(gm: torch.fx.GraphModule) -> None:
             )
         if mean is not None and not training and node.meta["example_value"].requires_grad:
             read.add(mean)
+
+
+def _check_windows(gm: torch.fx.GraphModule) -> None:
+    """Raise CannotRecord for a write to the windows of unfold(), which share memory: a functional graph of torch's then
+    has zeros outside of them."""
+    windows: set[torch.fx.Node] = set()
+    for node in nodes_of(gm):
+        source = node.args[0] if node.args else None
+        if source in windows and writes(node):
+            raise CannotRecord("it writes through unfold(), whose windows share memory")
+        if name_of(node) == "unfold" or (source in windows and node.op in ("call_method", "call_function")):
+            windows.add(node)
 
 
 def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) -> None:

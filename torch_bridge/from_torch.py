@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import logging
+import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from flax import nnx
 from torch.utils import _pytree as pytree
 
+from jaxtrain.errors import UserError
 from jaxtrain.runtime.waits import Waits
 from torch_bridge.capture.module_graph import State, module_graph
 from torch_bridge.datasets import to_numpy, to_torch
@@ -39,6 +41,7 @@ from torch_bridge.state_dict import state_dict
 
 log = logging.getLogger(__name__)
 
+CAPTURE = "JAXTRAIN_CAPTURE"  # environment variable: "dynamo" lets TorchDynamo capture modules first
 PREFIX = "wrapped_module."  # prefix of the module's names inside an entry
 
 
@@ -180,7 +183,7 @@ class Record:
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
             with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
-                graph = self._captured(examples, self._free_axes(leaves, spec))
+                graph = self._captured(examples, self._free_axes(leaves, spec)) if _captures() else None
                 if graph is None:
                     before.restore()
                     recorded = recording.export(
@@ -252,6 +255,14 @@ class Record:
             dtype = variables[name].dtype
             variables[name].set_value(value if dtype == np.int64 else jnp.asarray(value, dtype))
         return outputs
+
+
+def _captures() -> bool:
+    """Return True if the user has chosen TorchDynamo's capture. Raises UserError for another word."""
+    chosen = os.environ.get(CAPTURE, "")
+    if chosen not in ("", "dynamo"):
+        raise UserError(f"{CAPTURE}={chosen}: no such capture; set it to dynamo, or leave it out")
+    return bool(chosen)
 
 
 def as_torchs(value: jax.Array) -> jax.Array:

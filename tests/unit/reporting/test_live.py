@@ -41,11 +41,11 @@ def _get(address):
 
 
 def test_the_page_has_points_that_were_written_after_the_server_started(server, folder):
-    assert "at step 77" not in _get(server.address)[1]
+    assert "77,0.5" not in _get(server.address)[1]
     point = {"step": 77, "epoch": 77, "split": "train", "values": {"loss": 0.5}}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("\n" + json.dumps(point) + "\n")
-    assert "first, train: 0.5 at step 77" in _get(server.address)[1]
+    assert " 77,0.5" in _get(server.address)[1]
 
 
 def test_a_browser_loads_the_page_again_until_the_run_has_ended(server, folder):

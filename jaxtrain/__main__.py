@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "compare the export in torch with JAX, layer by layer",
     "generate": "continue a prompt with a trained language model",
     "torchrun": "torchrun with the exit code of its processes",
+    "completion": "print a script that completes commands and options in your shell",
     "doctor": "report devices, precision support and versions",
 }
 ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun"}

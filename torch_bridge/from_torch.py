@@ -43,10 +43,14 @@ def from_torch(
 ) -> "ConvertedModule":
     """Convert the module to JAX: same outputs and gradients; parameters and buffers keep torch's names and layouts.
 
-    example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
-    arguments; numpy arrays work too. Their sizes may differ later, see `ConvertedModule.__call__`.
-    modes: graphs to record now; another one is recorded at its first call.
-    The module itself is not changed. Raises UnsupportedModel listing everything that cannot be converted.
+    Args:
+        module: is not changed.
+        example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
+            arguments; numpy arrays work too. Their sizes may differ later, see `ConvertedModule.__call__`.
+        modes: graphs to record now; another one is recorded at its first call.
+
+    Raises:
+        UnsupportedModel: which lists everything that cannot be converted.
     """
     module = unwrapped(module)
     record = Record(Forward(module, PythonInputs(module.forward, {"": module})))

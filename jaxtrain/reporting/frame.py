@@ -16,14 +16,13 @@ def document(title: str, body: Sequence[str], refresh_s: int | None = None) -> s
     style, script = (
         pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "charts.js")
     )
+    inside = "\n".join(part for part in body if part)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"{again}"
         f"<title>{html.escape(title)}</title><style>{style}</style></head>\n"
-        f"<body><h1>{html.escape(title)}</h1>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n<script>{script}</script></body></html>\n"
+        f"<body><h1>{html.escape(title)}</h1>\n{inside}\n<script>{script}</script></body></html>\n"
     )
 
 
@@ -34,14 +33,10 @@ def section(heading: str, content: str) -> str:
 
 def controls(runs: Sequence[tuple[str, int]] = ()) -> str:
     """Return what charts.js shows above the charts: a slider for smoothing, and which runs (name, colour) are drawn."""
-    boxes = "".join(
-        f'<label><input type="checkbox" value="{colour}" checked><i class="key c{colour}"></i>{html.escape(name)}</label>'
-        for name, colour in runs
-    )
-    slider = (
-        '<label>smooth training <input type="range" min="0" max="0.99" step="0.01" value="0"><output></output></label>'
-    )
-    return f'<div class="controls" hidden>{slider}{boxes}</div>'
+    box = '<input type="checkbox" value="{0}" checked><i class="key c{0}"></i>'
+    boxes = "".join(f"<label>{box.format(colour)}{html.escape(name)}</label>" for name, colour in runs)
+    slider = '<input type="range" min="0" max="0.99" step="0.01" value="0">'
+    return f'<div class="controls" hidden><label>smooth training {slider}<output></output></label>{boxes}</div>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

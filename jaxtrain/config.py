@@ -356,7 +356,7 @@ class TrainingConfig(Section):
 
     The names of plain torch projects are accepted too: learning_rate, num_epochs, batch_size, ...
 
-    Example:
+    Examples:
         >>> import jaxtrain
         >>> config = jaxtrain.TrainingConfig(learning_rate=1e-2, optim={"clip_norm": None})
         >>> config.optim.lr, config.optim.clip_norm, config.data.batch_size

@@ -54,7 +54,7 @@ def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
     Raises:
         UserError: with every mistake of the file, and the nearest key for an unknown one.
 
-    Example:
+    Examples:
         >>> import pathlib, jaxtrain
         >>> _ = pathlib.Path("small.yaml").write_text("{task: digits.classify, optim: {lr: 1e-2}}")
         >>> jaxtrain.load_config("small.yaml", "data.batch_size=32").data.batch_size

@@ -21,7 +21,7 @@ def pad_graphs(loader: Any, module: Any, loss_fn: Callable[[Any, Any], Any], siz
         UserError: before the first batch, if the loss, a gradient or a buffer depends on the padding by more than 1e-5
             (computed by torch in float64), and for a loader or data that are no graphs.
 
-    Example:
+    Examples:
         >>> import torch, torch_geometric, jaxtrain
         >>> edges = lambda nodes: torch.combinations(torch.arange(nodes)).T
         >>> graphs = [

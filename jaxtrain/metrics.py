@@ -23,7 +23,7 @@ class WholeSplit:
         function: (outputs, batch) -> a number, or numbers by name. It receives numpy arrays of all samples; rows of
             different lengths are padded with -100.
 
-    Example:
+    Examples:
         >>> from jaxtrain import WholeSplit
         >>> from sklearn.metrics import f1_score
         >>> metrics = {"f1": WholeSplit(lambda out, batch: f1_score(batch["1"], out.argmax(1), average="macro"))}

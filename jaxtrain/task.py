@@ -34,7 +34,7 @@ class Loss(NamedTuple):
             devices are averaged by it, so the result is that of one big batch.
         parts: further float scalars to log, means over the same weight.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, jaxtrain
         >>> errors, valid = jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])
         >>> count = valid.sum()

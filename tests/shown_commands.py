@@ -93,6 +93,10 @@ ELSEWHERE = {
     "tests/test_docs.py::test_the_first_15_minutes_run_as_the_page_shows_them": [
         "jaxtrain report --run runs/digits_cnn",
     ],
+    "tests/e2e/test_completion.py::test_bash_offers_what_begins_as_typed": [
+        "jaxtrain completion bash",
+        "jaxtrain completion bash > ~/.local/share/bash-completion/completions/jaxtrain",
+    ],
     "tests/e2e/test_failing_files.py::test_every_call_that_fails_is_one_sentence": [
         "python -m tests.failing_files run",
     ],

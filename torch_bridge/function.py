@@ -35,7 +35,7 @@ def as_torch(function: Callable) -> Callable:
     Args:
         function: of JAX arrays.
 
-    Example:
+    Examples:
         >>> import torch, jax.numpy as jnp
         >>> from torch_bridge.function import as_torch
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)

@@ -60,7 +60,7 @@ def compile(
     Raises:
         UserError: if something cannot be converted, before anything is trained.
 
-    Example:
+    Examples:
         >>> import torch, jaxtrain
         >>> module = torch.nn.Linear(3, 1)
         >>> optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -114,7 +114,7 @@ def compile_many(
     Raises:
         UserError: if something cannot be converted, before anything is trained.
 
-    Example:
+    Examples:
         >>> import torch, jaxtrain
         >>> a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
         >>> apart = lambda a, b, x: (a(x) - b(x)).square().mean()

@@ -74,7 +74,7 @@ def setup_distributed(launch: Launch | None = None, timeout_s: float | None = No
     Raises:
         UserError: if the coordinator cannot be reached, its port is taken, or a process is missing.
 
-    Example:
+    Examples:
         >>> import jaxtrain
         >>> jaxtrain.setup_distributed().processes
         1

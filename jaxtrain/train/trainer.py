@@ -71,7 +71,7 @@ class Trainer(SavedWeights):
     Raises:
         UserError: for every error that the user can fix, before the first step.
 
-    Example:
+    Examples:
         >>> import torch, jaxtrain
         >>> model = torch.nn.Linear(3, 1)
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))

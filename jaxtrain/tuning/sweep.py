@@ -231,7 +231,7 @@ def sweep(
     Raises:
         UserError: for everything that the user can fix, before the first step.
 
-    Example:
+    Examples:
         >>> import torch, jaxtrain
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         >>> data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))

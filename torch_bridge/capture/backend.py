@@ -49,7 +49,7 @@ def jaxtrain(
     Raises:
         UserError: for `mode` and for options other than `wait`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> module = torch.nn.Linear(3, 1)
         >>> compiled = torch.compile(module, backend="jaxtrain", options={"wait": True})

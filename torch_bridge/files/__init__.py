@@ -30,7 +30,7 @@ def save(state: Mapping[str, Any], path: str | pathlib.Path, follow: bool = True
     Raises:
         UserError: for values that the file format cannot hold, and if the file cannot be written.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from torch_bridge import files
         >>> path = files.save({"weight": np.ones((2, 3))}, "weights.safetensors")

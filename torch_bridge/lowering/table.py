@@ -73,7 +73,7 @@ def register(name: str, function: Callable | None = None):
     Raises:
         ValueError: for a name of another form.
 
-    Example:
+    Examples:
         >>> from torch_bridge import lowering
         >>> @lowering.register("my_ops.scale.default")
         ... def scale(call, x, factor):

@@ -34,7 +34,7 @@ class Every:
         steps: between two calls.
         function: (trainer, step, metrics) -> None; reading a metric waits for the step.
 
-    Example:
+    Examples:
         >>> from jaxtrain.train.loop.callbacks import Every
         >>> show = Every(100, lambda trainer, step, metrics: print(step, metrics["loss"]))
         >>> show.on_step_end(None, 200, {"loss": 0.5})

@@ -59,7 +59,9 @@ def page(records: Sequence[Record], refresh_s: int | None = None) -> str:
 def _summary(records: Sequence[Record]) -> str:
     rows: dict[str, list[str]] = {}
     for position, record in enumerate(records):
-        summary = record.summary or {"state": "not finished"}
+        newest = max((point["step"] for point in record.points), default=0)
+        begun = {"task": record.settings.get("task"), "state": "not finished", "steps": newest}
+        summary = record.summary or begun
         throughput = summary.get("throughput", {})
         told = {key: summary[key] for key in ("task", "state", "steps", "epochs", "parameters") if key in summary}
         told |= {f"best {name}": value for name, value in summary.get("best", {}).items()}

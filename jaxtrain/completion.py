@@ -33,29 +33,25 @@ def main(argv: commands.Arguments = None) -> int:
 
 
 def script(shell: str) -> str:
-    from jaxtrain.__main__ import COMMANDS
-
-    found = {name: options(name) for name in COMMANDS}
+    found = {name: options(name) for name in commands.COMMANDS}
     if shell == "fish":
         lines = []
         for program in ("jaxtrain", "jxt"):
-            for name, about in COMMANDS.items():
+            for name, about in commands.COMMANDS.items():
                 text = about.replace("'", "\\'")
                 lines.append(f"complete -c {program} -n __fish_use_subcommand -f -a {name} -d '{text}'")
                 seen = f"complete -c {program} -n '__fish_seen_subcommand_from {name}'"
                 lines += [f"{seen} -l {option.removeprefix('--')}" for option in found[name]]
         return "\n".join(lines)
-    cases = "\n".join(f'      {name}) words="{" ".join(found[name])}" ;;' for name in COMMANDS)
-    return (ZSH if shell == "zsh" else "") + BASH.format(commands=" ".join(COMMANDS), options=cases)
+    cases = "\n".join(f'      {name}) words="{" ".join(found[name])}" ;;' for name in commands.COMMANDS)
+    return (ZSH if shell == "zsh" else "") + BASH.format(commands=" ".join(commands.COMMANDS), options=cases)
 
 
 def options(name: str) -> list[str]:
     """Return the options that a command's --help lists."""
-    from jaxtrain.__main__ import ELSEWHERE
-
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        importlib.import_module(ELSEWHERE.get(name, f"jaxtrain.{name}")).main(["--help"])
+        importlib.import_module(commands.ELSEWHERE.get(name, f"jaxtrain.{name}")).main(["--help"])
     return list(dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", shown.getvalue())))
 
 

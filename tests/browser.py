@@ -21,7 +21,7 @@ def open_page(page: pathlib.Path | str, width: int = 1100, height: int = 1600) -
             [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}",
              "--disable-background-networking", "--disable-component-update", f"--window-size={width},{height}",
              "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--enable-logging=stderr", "--v=0",
-             "--virtual-time-budget=20000", "--dump-dom", address],
+             "--dump-dom", address],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
     return result.stdout, re.findall(r".*CONSOLE.*", result.stderr)

@@ -150,21 +150,11 @@ def test_what_replaces_torchs_code_runs_as_the_page_shows_it(tmp_path, monkeypat
 
 
 WIDE = """<script>
-const pages = {pages};
-(async () => {{
-  const seen = {{}};
-  for (const page of pages) {{
-    const frame = document.createElement("iframe");
-    frame.style = "width: 390px; height: 800px; border: 0";
-    frame.src = page;
-    document.body.append(frame);
-    await new Promise((done) => (frame.onload = done));
-    const root = frame.contentDocument.documentElement;
-    seen[page] = [root.clientWidth, root.scrollWidth];
-    frame.remove();
-  }}
-  document.body.dataset.seen = JSON.stringify(seen);
-}})();
+addEventListener("load", () => {
+  const root = (frame) => frame.contentDocument.documentElement;
+  const widths = (frame) => [frame.getAttribute("src"), [root(frame).clientWidth, root(frame).scrollWidth]];
+  document.body.dataset.seen = JSON.stringify(Object.fromEntries([...document.querySelectorAll("iframe")].map(widths)));
+});
 </script>"""
 
 
@@ -175,7 +165,8 @@ def test_no_page_is_wider_than_a_phone(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=True)
     pages = sorted(str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html"))
-    (site / "frames.html").write_text(f"<!doctype html><body>{WIDE.format(pages=json.dumps(pages))}</body>")
+    frames = "".join(f'<iframe src="{page}" style="width: 390px; height: 800px; border: 0"></iframe>' for page in pages)
+    (site / "frames.html").write_text(f"<!doctype html><body>{WIDE}{frames}</body>")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -183,7 +174,9 @@ def test_no_page_is_wider_than_a_phone(tmp_path):
         server.shutdown()
     seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', document).group(1)))
     assert len(seen) == len(pages) >= 50
-    assert {page: widths for page, widths in seen.items() if widths[0] != 390 or widths[1] > 390} == {}
+    assert {
+        page: w for page, w in seen.items() if not 370 <= w[0] <= 390 or w[1] > w[0]
+    } == {}  # w[0]: less a scroll bar
 
 
 @pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -106,6 +106,8 @@ def images() -> dict[str, Callable[[], Any]]:
     many = {
         name: functools.partial(pair, getattr(hjepa, name)) for name in ("BalancedMultiDataset", "WeightedMultiDataset")
     }
+    batches = ("CutMix", "DeiTIIIAugmentation", "DeiTIIIEvalTransform", "Mixup", "MixupCutmix")
+    found |= {name: getattr(hjepa, name) for name in (*batches, "RandAugment", "RandomErasing")}
     crops = ("AdaptiveMultiCropTransform", "MultiCropEvalTransform", "MultiCropTransform")
     found |= many | {name: getattr(hjepa, name) for name in crops}
     found["MultiCropDataset"] = lambda: hjepa.MultiCropDataset(

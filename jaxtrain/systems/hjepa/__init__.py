@@ -129,6 +129,17 @@ ORIGINAL_NAMES = {
         "create_ema_scheduler",
         "create_lr_scheduler",
     ),
+    "original.augmentations": (
+        "CutMix",
+        "DeiTIIIAugmentation",
+        "DeiTIIIEvalTransform",
+        "Mixup",
+        "MixupCutmix",
+        "RandAugment",
+        "RandomErasing",
+        "build_deit3_transform",
+    ),
+    "original.exports": ("export_to_onnx", "export_to_torchscript", "quantize_model"),
     "original.features": (
         "JEPAEvalTransform",
         "JEPATransform",

@@ -212,6 +212,7 @@ def texts() -> dict[str, Callable[[], Any]]:
         "EvidenceModel": lambda: psy.EvidenceModel(encoder(), 2),
         "DSMCriteriaLoader": lambda: psy.DSMCriteriaLoader(__file__),
         "GroundTruthValidator": lambda: psy.GroundTruthValidator({}, {"a"}),
+        "OptunaRunner": lambda: psy.OptunaRunner("x"),
         "Model": lambda: psy.Model(str(folder_of(folder()))),
         "ReDSM5DataLoader": lambda: psy.ReDSM5DataLoader({}, data_dir=folder()),
         "Evaluator": lambda: psy.Evaluator(torch.nn.Linear(2, 2), "cpu"),

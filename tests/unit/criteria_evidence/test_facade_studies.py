@@ -57,7 +57,9 @@ def test_the_defaults_are_the_originals():
     made = psy.OptunaRunner("y", direction="minimize", sampler_config={"type": "tpe"}, pruner_config={"type": "median"})
     assert made.study.direction is optuna.study.StudyDirection.MINIMIZE
     assert type(made.study.pruner) is optuna.pruners.MedianPruner
-    assert type(psy.OptunaRunner("z", pruner_config={"type": "hyperband"}).study.pruner) is optuna.pruners.HyperbandPruner
+    assert (
+        type(psy.OptunaRunner("z", pruner_config={"type": "hyperband"}).study.pruner) is optuna.pruners.HyperbandPruner
+    )
 
 
 def test_a_study_goes_on_in_its_database(tmp_path):

@@ -78,7 +78,7 @@ class RandAugment:
 
 
 class RandomErasing(nn.Module):
-    """Replace a random box of an image [..., H, W] by `value`, with probability `prob`, as torchvision's, draw for draw.
+    """Replace a random box of an image [..., H, W] by `value`, with probability `prob`; torchvision's, draw for draw.
 
     scale: shares of the area. ratio: height over width. value: a number, one per channel, or "random". Source: Zhong et
     al. 2017.
@@ -214,9 +214,7 @@ class DeiTIIIAugmentation:
         self.augment = RandAugment(rand_aug_num_ops, rand_aug_magnitude) if auto_augment else as_image
         self.erase = RandomErasing(random_erasing_prob, random_erasing_scale, random_erasing_ratio)
         self.image_transform = self._augmented
-        self.batch_transform = MixupCutmix(
-            mixup_alpha, cutmix_alpha, num_classes, mixup_cutmix_prob, mixup_switch_prob
-        )
+        self.batch_transform = MixupCutmix(mixup_alpha, cutmix_alpha, num_classes, mixup_cutmix_prob, mixup_switch_prob)
 
     def get_image_transform(self) -> Any:
         return self.image_transform

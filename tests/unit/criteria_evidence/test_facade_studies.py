@@ -83,8 +83,11 @@ def test_trials_are_runs_of_mlflow(runner, tmp_path):
     [
         (lambda: psy.OptunaRunner("x", "up"), "direction: 'up' is unknown"),
         (lambda: psy.OptunaRunner("x", sampler_config={"type": "cma"}), "sampler_config.type: 'cma' is unknown"),
-        (lambda: psy.create_search_space_from_config({"hpo": {}}), "wanted a section search_space"),
-        (lambda: psy.create_search_space_from_config({"search_space": {"lr": [1, 2]}}), "search_space.lr: wanted type"),
+        (lambda: psy.create_search_space_from_config({"hpo": {}}), "expected a section search_space"),
+        (
+            lambda: psy.create_search_space_from_config({"search_space": {"lr": [1, 2]}}),
+            "search_space.lr: expected type",
+        ),
         (lambda: suggest({"type": "normal"}), "search_space.lr.type: 'normal' is unknown"),
         (lambda: suggest({"type": "int", "low": 1}), "search_space.lr: type int wants 'high'"),
     ],

@@ -93,16 +93,16 @@ def test_traced_features_are_the_models_for_any_number_of_images(model, tmp_path
     for level in (0, 1):
         program = hjepa.export_to_torchscript(model, tmp_path / "new/features.pt", hierarchy_level=level)
         read = torch.jit.load(tmp_path / "new/features.pt")
-        wanted = hjepa.OptimizedHJEPA(model, level).eval()(images)
-        torch.testing.assert_close(read(images), wanted, atol=1e-6, rtol=0)
-        torch.testing.assert_close(program(images), wanted, atol=1e-6, rtol=0)
+        expected = hjepa.OptimizedHJEPA(model, level).eval()(images)
+        torch.testing.assert_close(read(images), expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(program(images), expected, atol=1e-6, rtol=0)
 
 
 def test_int8_features_are_close(model, tmp_path):
     images = torch.randn(3, 3, 16, 16)
     hjepa.quantize_model(model, tmp_path / "int8.pt")
-    wanted = hjepa.OptimizedHJEPA(model).eval()(images)
-    gap = (torch.jit.load(tmp_path / "int8.pt")(images) - wanted).norm() / wanted.norm()
+    expected = hjepa.OptimizedHJEPA(model).eval()(images)
+    gap = (torch.jit.load(tmp_path / "int8.pt")(images) - expected).norm() / expected.norm()
     assert 0 < gap < 0.05
     with pytest.raises(ValueError, match="known is dynamic"):
         hjepa.quantize_model(model, tmp_path / "static.pt", quantization_type="static")

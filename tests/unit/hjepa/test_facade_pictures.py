@@ -41,19 +41,19 @@ def test_attention_maps_are_those_of_the_forward(rope, image):
 
 
 def _inputs(encoder, image):
-    taken = []
-    hook = encoder.vit.blocks[0].register_forward_pre_hook(lambda block, arguments: taken.append(arguments[0]))
+    seen = []
+    hook = encoder.vit.blocks[0].register_forward_pre_hook(lambda block, arguments: seen.append(arguments[0]))
     encoder(image)
     hook.remove()
-    return taken
+    return seen
 
 
 def _outputs(encoder, image):
-    taken = []
-    hook = encoder.vit.blocks[0].attn.register_forward_hook(lambda attention, arguments, output: taken.append(output))
+    seen = []
+    hook = encoder.vit.blocks[0].attn.register_forward_hook(lambda attention, arguments, output: seen.append(output))
     encoder(image)
     hook.remove()
-    return taken
+    return seen
 
 
 def test_rollout_multiplies_the_layers(model, image):
@@ -106,8 +106,8 @@ def test_what_is_drawn_is_the_mask_and_the_cosine(model, image):
     assert not np.any(np.all(drawn[0, :, 1] == 0.5, -1))
     cosines = hjepa.visualize_predictions(model, image, MASK).axes[2].images[0].get_array()
     outputs = model.eval()(image, MASK[None])
-    wanted = functional.cosine_similarity(outputs["predictions"][0][0], outputs["targets"][0][0], dim=-1)
-    np.testing.assert_allclose(np.ma.filled(cosines, np.nan)[MASK.reshape(4, 4)], wanted.detach(), atol=1e-6)
+    expected = functional.cosine_similarity(outputs["predictions"][0][0], outputs["targets"][0][0], dim=-1)
+    np.testing.assert_allclose(np.ma.filled(cosines, np.nan)[MASK.reshape(4, 4)], expected.detach(), atol=1e-6)
 
 
 def test_masks_are_shown_one_after_the_other(image, tmp_path):
@@ -134,7 +134,7 @@ def test_gradients_are_drawn_by_name():
         (lambda m, x: hjepa.extract_attention_maps(m, x, [2]), "the encoder has 2 layers"),
         (lambda m, x: hjepa.visualize_patch_to_patch_attention(m, x, 16), "patch_idx=16 is outside"),
         (lambda m, x: hjepa.visualize_masked_image(x, MASK, 16), "wants an image of"),
-        (lambda m, x: hjepa.visualize_masking_strategy(torch.ones(15)), "wanted \\[patch\\] of a square grid"),
+        (lambda m, x: hjepa.visualize_masking_strategy(torch.ones(15)), "expected \\[patch\\] of a square grid"),
         (lambda m, x: hjepa.visualize_feature_space(torch.rand(4, 3), method="lda"), "method='lda' is unknown"),
     ],
 )

@@ -109,7 +109,7 @@ class OptunaRunner:
             joblib.dump(self.study, aside)
 
     def load_study(self, study_path: str | pathlib.Path) -> "optuna.Study":
-        """Take the study of a file of `save_study`. Read files of your own only: loading one runs the code in it."""
+        """Take the study of a file of `save_study`. Load no stranger's file: loading runs the code in it."""
         import joblib
 
         self.study = joblib.load(study_path)
@@ -139,10 +139,10 @@ def create_search_space_from_config(config: Mapping[str, Any]) -> dict[str, dict
     values = plain(config)
     space = values.get("search_space", (values.get("hpo") or {}).get("search_space"))
     if space is None:
-        raise UserError("config: wanted a section search_space, or hpo.search_space")
+        raise UserError("config: expected a section search_space, or hpo.search_space")
     for name, setting in space.items():
         if not isinstance(setting, Mapping) or "type" not in setting:
-            raise UserError(f"search_space.{name}: wanted type, with choices or low and high, got {setting!r}")
+            raise UserError(f"search_space.{name}: expected type, with choices or low and high, got {setting!r}")
     return {name: dict(setting) for name, setting in space.items()}
 
 

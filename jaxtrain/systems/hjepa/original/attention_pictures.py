@@ -21,9 +21,9 @@ def extract_attention_maps(
     """
     encoder = getattr(model, "target_encoder", None) or getattr(model, "context_encoder", model)
     blocks = list(encoder.vit.blocks)
-    wanted = range(len(blocks)) if layer_indices is None else layer_indices
-    if any(not -len(blocks) <= index < len(blocks) for index in wanted):
-        raise UserError(f"layer_indices={list(wanted)}: the encoder has {len(blocks)} layers")
+    indices = range(len(blocks)) if layer_indices is None else layer_indices
+    if any(not -len(blocks) <= index < len(blocks) for index in indices):
+        raise UserError(f"layer_indices={list(indices)}: the encoder has {len(blocks)} layers")
     maps: dict[int, torch.Tensor] = {}
 
     def record(index: int) -> Any:
@@ -39,7 +39,7 @@ def extract_attention_maps(
         return hook
 
     hooks, training = [], encoder.training
-    for index in sorted({index % len(blocks) for index in wanted}):
+    for index in sorted({index % len(blocks) for index in indices}):
         inner = blocks[index].attn
         inner = getattr(inner, "attn", inner)  # inside the wrapper of rotary positions
         hooks.append(inner.register_forward_pre_hook(record(index), with_kwargs=True))
@@ -78,8 +78,8 @@ def visualize_attention_maps(
     layers = list(maps) if layer_indices is None else list(layer_indices)
     heads = list(range(next(iter(maps.values())).shape[1])) if head_indices is None else list(head_indices)
     figure, axes = sheet(len(layers) * len(heads), figsize, len(heads))
-    for place, axis in enumerate(axes):
-        layer, head = layers[place // len(heads)], heads[place % len(heads)]
+    for number, axis in enumerate(axes):
+        layer, head = layers[number // len(heads)], heads[number % len(heads)]
         heat(axis, image, on_grid(maps[layer][0, head, 0, 1:]), f"layer {layer}, head {head}")
     return done(figure, save_path)
 
@@ -110,10 +110,10 @@ def visualize_patch_to_patch_attention(
     if not 0 <= patch_idx < weights.shape[-1] - 1:
         raise UserError(f"patch_idx={patch_idx} is outside [0, {weights.shape[-1] - 1})")
     grid = on_grid(weights[0, :, 1 + patch_idx, 1:].mean(0))
-    figure, (left, right) = sheet(2, figsize)
-    heat(left, image if original_image is None else original_image, grid, "attention")
-    figure.colorbar(draw(right, grid, f"from patch {patch_idx}"), ax=right)
-    right.plot(patch_idx % grid.shape[1], patch_idx // grid.shape[1], "r+")
+    figure, (over, plain) = sheet(2, figsize)
+    heat(over, image if original_image is None else original_image, grid, "attention")
+    figure.colorbar(draw(plain, grid, f"from patch {patch_idx}"), ax=plain)
+    plain.plot(patch_idx % grid.shape[1], patch_idx // grid.shape[1], "r+")
     return done(figure, save_path)
 
 

@@ -107,9 +107,9 @@ class RandomErasing(nn.Module):
             if not (h < high and w < wide):
                 continue
             new = torch.empty(image.shape[-3], h, w).normal_() if self.value == "random" else torch.tensor(self.value)
-            top, left = (int(torch.randint(0, rest + 1, (1,))) for rest in (high - h, wide - w))
+            row, column = (int(torch.randint(0, rest + 1, (1,))) for rest in (high - h, wide - w))
             image = image if self.inplace else image.clone()
-            image[..., top : top + h, left : left + w] = new if new.ndim != 1 else new[:, None, None]
+            image[..., row : row + h, column : column + w] = new if new.ndim != 1 else new[:, None, None]
             return image
         return image
 
@@ -225,8 +225,8 @@ class DeiTIIIAugmentation:
     def _augmented(self, image: Any) -> torch.Tensor:
         rng, size = generator(), self.image_size
         image = ImageOps.expand(resize_shorter(as_image(image), int(size * 1.14)), PADDING)
-        left, top = (int(rng.integers(0, side - size + 1)) for side in image.size)
-        image = image.crop((left, top, left + size, top + size))
+        x, y = (int(rng.integers(0, side - size + 1)) for side in image.size)
+        image = image.crop((x, y, x + size, y + size))
         if rng.uniform() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         image = self.augment(image)

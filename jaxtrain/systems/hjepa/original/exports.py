@@ -72,7 +72,7 @@ def quantize_model(
         raise UserError(f"quantization_type={quantization_type!r}: known is dynamic, which takes no calibration_data")
     module, images = _features(model, hierarchy_level, None)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its own int8 tensors old
+        warnings.simplefilter("ignore")  # torch calls int8 tensors old
         smaller = torch.ao.quantization.quantize_dynamic(module.cpu(), {torch.nn.Linear}, dtype=torch.qint8)
     return _traced(smaller, images.cpu(), output_path, optimize=False)
 

@@ -22,10 +22,10 @@ def grids(
 
     sides: of all panels, or one per panel. save_path: write the figure there too.
     """
-    each = [sides] * len(panels) if sides and isinstance(sides[0], int) else list(sides)
+    each: list[Any] = [sides] * len(panels) if sides and isinstance(sides[0], int) else list(sides)
     figure, axes = sheet(len(panels), figsize)
-    for axis, (title, mask), side in zip(axes, panels.items(), each, strict=True):
-        draw(axis, array(mask).reshape(side), title, vmin=0)
+    for axis, (title, mask), (rows, columns) in zip(axes, panels.items(), each, strict=True):
+        draw(axis, array(mask).reshape(rows, columns), title, vmin=0)
     return done(figure, save_path)
 
 
@@ -77,7 +77,7 @@ def visualize_context_target_regions(
 ) -> Any:
     """Draw the context (0) and the target blocks, numbered from 1; return the figure.
 
-    target_blocks: masks, or (top, left, height, width) in patches; without them `mask` is the only target.
+    target_blocks: masks, or (row, column, height, width) in patches; without them `mask` is the only target.
     """
     grid = (on_grid(mask) > 0).astype(float)
     if target_blocks is not None:
@@ -166,10 +166,10 @@ def _covered(image: Any, grid: np.ndarray, patch_size: int, color: Sequence[floa
 
 def _check_patches(image: Any, grid: np.ndarray, patch_size: int) -> np.ndarray:
     picture = shown(image)
-    wanted = tuple(cells * patch_size for cells in grid.shape)
-    if picture.shape[:2] != wanted:
+    size = tuple(cells * patch_size for cells in grid.shape)
+    if picture.shape[:2] != size:
         raise UserError(
-            f"patch_size={patch_size}: a mask of {grid.shape} wants an image of {wanted}, got {picture.shape[:2]}"
+            f"patch_size={patch_size}: a mask of {grid.shape} wants an image of {size}, got {picture.shape[:2]}"
         )
     return picture
 
@@ -177,6 +177,6 @@ def _check_patches(image: Any, grid: np.ndarray, patch_size: int) -> np.ndarray:
 def _block(block: Any, shape: tuple[int, ...]) -> Any:
     values = array(block)
     if values.shape == (4,):
-        top, left, height, width = values.astype(int)
-        return slice(top, top + height), slice(left, left + width)
+        top, first, height, width = values.astype(int)
+        return slice(top, top + height), slice(first, first + width)
     return values.reshape(shape) > 0

@@ -1,4 +1,4 @@
-"""What the original's pictures share: axes, images as arrays, masks and heat on the patch grid. Uses matplotlib."""
+"""Draw the parts that the original's pictures share: images, masks and heat on the patch grid. Uses matplotlib."""
 
 import math
 from collections.abc import Iterable
@@ -60,7 +60,7 @@ def on_grid(values: Any) -> np.ndarray:
     if values.ndim == 1 and side * side == len(values):
         return values.reshape(side, side)
     if values.ndim != 2:
-        raise UserError(f"values of {values.shape}: wanted [patch] of a square grid, or [rows, columns]")
+        raise UserError(f"values of {values.shape}: expected [patch] of a square grid, or [rows, columns]")
     return values
 
 

@@ -75,11 +75,11 @@ def visualize_gradient_flow(model: nn.Module, save_path: Any = None, figsize: Si
     if not sizes:
         raise UserError("no parameter has a gradient: call loss.backward() before")
     figure, (axis,) = sheet(1, figsize)
-    places = np.arange(len(sizes))
-    axis.bar(places, [float(grad.max()) for grad in sizes.values()], alpha=0.4, label="largest")
-    axis.bar(places, [float(grad.mean()) for grad in sizes.values()], label="mean")
+    positions = np.arange(len(sizes))
+    axis.bar(positions, [float(grad.max()) for grad in sizes.values()], alpha=0.4, label="largest")
+    axis.bar(positions, [float(grad.mean()) for grad in sizes.values()], label="mean")
     axis.set_yscale("log")
-    axis.set_xticks(places, list(sizes), rotation=90, fontsize=6)
+    axis.set_xticks(positions, list(sizes), rotation=90, fontsize=6)
     axis.legend()
     return done(figure, save_path)
 

@@ -1,4 +1,4 @@
-"""What a line does that torch cannot capture, and what to write instead: for torch's words about its own capture."""
+"""Words for code that torch cannot capture: what the line does, and what to write instead."""
 
 import re
 

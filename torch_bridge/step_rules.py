@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+from torch_bridge.capture.reasons import stopped_by  # noqa: F401
 from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, NotCaptured, stays_in_torch  # noqa: F401
 from torch_bridge.modes import watching
@@ -40,8 +41,13 @@ def watched_in_torch() -> str:
 
 
 def seed_of(seed: int | None) -> int:
-    """Return the given seed, or torch's own."""
-    return torch.initial_seed() if seed is None else seed
+    """Return the given seed, or torch's own. Raises UserError for one that torch.manual_seed refuses: its bits would
+    not all count."""
+    if seed is None:
+        return torch.initial_seed()
+    if not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**64:
+        raise UserError(f"seed: wanted an integer from -2**63 to 2**64 - 1, as torch.manual_seed takes, got {seed!r}")
+    return int(seed)
 
 
 DEEPEST = 6  # of objects nested in a batch

@@ -23,6 +23,7 @@ from jaxtrain.runtime.waits import Waits
 from torch_bridge.capture import artefacts, decompositions, torch_api, unreached
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
+from torch_bridge.capture.reasons import reason_of, stopped_by
 
 log = logging.getLogger(__name__)
 _CAPTURES = Waits("TorchDynamo", torch_api.line_in)
@@ -91,8 +92,8 @@ def jaxtrain(
     except torch_api.CAPTURE_ERRORS:
         raise
     except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
-        why = str(error).strip().partition("\n")[0]
-        log.warning("a part of the model runs in torch, which cannot trace it: %s: %s", type(error).__name__, why)
+        why = reason_of(error) or f"{type(error).__name__}: {stopped_by(error)}"
+        log.warning("a part of the model runs in torch, which cannot trace it: %s", why)
         return gm.forward  # gm(...) would print its generated code where torch raises
 
     def call(*arguments: Any) -> Any:

@@ -310,7 +310,10 @@ def _shorten(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, Exception) and record.levelno == logging.WARNING and torch._dynamo.config.suppress_errors:
         why = str(cause_of(error)).strip().partition("\n")[0]
-        record.msg, record.args = "code runs in torch, as Dynamo fails on it: %s: %s", (type(error).__name__, why)
+        named = (
+            why if isinstance(error, torch._dynamo.exc.InternalTorchDynamoError) else f"{type(error).__name__}: {why}"
+        )
+        record.msg, record.args = "code runs in torch, as TorchDynamo fails on it: %s", (named,)
         if raised := _OF_TORCH.search(str(error)):  # a plain mistake, mostly: torch raises it itself
             record.msg, record.args = "code runs in torch, which may raise: %s: %s", raised.group("kind", "text")
         record.exc_info = record.exc_text = None
@@ -520,23 +523,6 @@ def is_limit(error: BaseException) -> bool:
 def is_unsupported(error: BaseException) -> bool:
     """Return True if Dynamo has stopped at code that it does not capture."""
     return isinstance(cause_of(error), torch._dynamo.exc.Unsupported)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why Dynamo has stopped at code that it does not capture, where its own words are about itself; "" else."""
-    if not isinstance(error, torch._dynamo.exc.Unsupported):
-        internal = isinstance(error, AssertionError | KeyError | AttributeError) and "fake" in str(error).lower()
-        return "TorchDynamo fails on it" if internal else ""
-    if raised := _RAISED.search(str(error)):
-        text = raised["text"].encode().decode("unicode_escape")
-        return f"it raises {raised['kind']}" + (f": {text}" if text else "")
-    if skipped := _SKIPPED.search(str(error)):
-        return f"it calls {skipped['name']}, which TorchDynamo does not capture"
-    return ""
-
-
-_RAISED = re.compile(r"raised exception (?P<kind>[\w.]+)\((?:(?P<quote>['\"])(?P<text>.*?)(?P=quote))?\)?")
-_SKIPPED = re.compile(r"marked that the function `(?P<name>[^`]+)` should not be traced")
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -1,9 +1,12 @@
 """Write docs/gallery.md, every shipped example with its command: `python docs/generate_gallery.py`.
 
 The text comes from the examples: a script's docstring, a notebook's first cell, the head of a config or of a template.
+A tutorial's thumbnail is its last picture, or what it prints.
 """
 
 import ast
+import base64
+import html
 import json
 import pathlib
 import re
@@ -11,7 +14,19 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/gallery.md"
-TUTORIALS = ("quick_start", "one_import", "own_loop", "lora", "verify", "plan")  # in the order to read them
+THUMBNAILS = ROOT / "docs/thumbnails"
+TUTORIALS = (  # in the order to read them
+    "quick_start",
+    "one_import",
+    "own_loop",
+    "lora",
+    "several_gpus",
+    "data_at_scale",
+    "verify",
+    "plan",
+    "forces",
+    "free_notebooks",
+)
 SCRIPTS = (
     "training_example.py",
     "sweep.py",
@@ -23,15 +38,15 @@ LIBRARIES = ("lightning", "transformers", "accelerate")
 HEAD = """# Examples
 
 Every example that comes with jaxtrain. Tutorials and scripts run on a CPU and download nothing; the head of a config
-says
-what it needs.
+says what it needs.
 
 ## Tutorials, with their outputs
 """
 
 
 def page() -> str:
-    parts = [HEAD, _table("tutorial", "what it shows", map(_tutorial, TUTORIALS)), "## Scripts\n"]
+    cards = "\n\n".join(map(_card, TUTORIALS))
+    parts = [HEAD, f'<div class="cards" markdown>\n\n{cards}\n\n</div>\n', "## Scripts\n"]
     parts += [_table("script", "what it shows", (_script(f"examples/{name}") for name in SCRIPTS))]
     parts.append("## Scripts with one changed import\n")
     parts.append("`--engine jaxtrain` runs a script here, the library's name there ([what is equal](drop_in.md)).\n")
@@ -55,10 +70,34 @@ def _table(first: str, second: str, rows) -> str:
     return f"| {first} | {second} |\n|---|---|\n{lines}\n"
 
 
-def _tutorial(name: str) -> tuple[str, str]:
-    cells = json.loads((ROOT / f"docs/tutorials/{name}.ipynb").read_text())["cells"]
-    title, *rest = "".join(cells[0]["source"]).split("\n")
-    return f"[{title.removeprefix('# ')}](tutorials/{name}.ipynb)", _sentence(" ".join(rest))
+def _card(name: str) -> str:
+    """The tutorial's picture, title and first sentence, one link."""
+    title, *rest = "".join(_cells(name)[0]["source"]).split("\n")
+    picture = f"thumbnails/{thumbnail(name)[0]}"
+    return f"[![]({picture}) **{title.removeprefix('# ')}** {_sentence(' '.join(rest))}](tutorials/{name}.ipynb)"
+
+
+def _cells(name: str) -> list[dict]:
+    return json.loads((ROOT / f"docs/tutorials/{name}.ipynb").read_text())["cells"]
+
+
+def thumbnail(name: str) -> tuple[str, bytes]:
+    """A file's name and content: the tutorial's first picture, or a drawing of what it prints."""
+    outputs = [output for cell in _cells(name) for output in cell.get("outputs", [])]
+    for output in outputs:
+        if png := output.get("data", {}).get("image/png"):
+            return f"{name}.png", base64.b64decode("".join(png))
+    printed = "".join("".join(output.get("text", "")) for output in outputs).splitlines()
+    lines = "".join(
+        f'<text x="16" y="{34 + 22 * row}" xml:space="preserve">{html.escape(line[:44])}</text>\n'
+        for row, line in enumerate(printed[:8])
+    )
+    drawing = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 384 216">\n'
+        '<rect width="384" height="216" fill="#1c2430"/>\n'
+        f'<g font-family="monospace" font-size="13" fill="#e6e9ef">\n{lines}</g>\n</svg>\n'
+    )
+    return f"{name}.svg", drawing.encode()
 
 
 def _script(name: str) -> tuple[str, str]:
@@ -108,7 +147,12 @@ def _sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    text = page()
+    files = {PAGE: page().encode()} | {THUMBNAILS / name: content for name, content in map(thumbnail, TUTORIALS)}
     if "--check" in sys.argv:
-        sys.exit(PAGE.read_text() != text)
-    PAGE.write_text(text)
+        known = {path: path.read_bytes() for path in (PAGE, *THUMBNAILS.glob("*"))}
+        sys.exit(known != files)
+    for path in set(THUMBNAILS.glob("*")) - set(files):
+        path.unlink()
+    THUMBNAILS.mkdir(exist_ok=True)
+    for path, content in files.items():
+        path.write_bytes(content)

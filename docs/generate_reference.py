@@ -10,6 +10,8 @@ import re
 import sys
 import textwrap
 import tokenize
+import types
+import typing
 from io import StringIO
 
 from jaxtrain import config, task
@@ -93,12 +95,18 @@ def _is_section(annotation) -> bool:
 
 
 def _type(annotation) -> str:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    text = re.sub(r"typing\.|(?:[a-z_]+\.)+(?=[A-Z])", "", text).replace("NoneType", "null").replace("None", "null")
-    text = re.sub(r"Optional\[(.*)\]$", r"\1 | null", text)
-    choices = re.match(r"Literal\[(.*)\](?: \| (null))?$", text)
-    words = [c.strip(" '") for c in choices[1].split(",")] + [choices[2]] * bool(choices[2]) if choices else [text]
-    return " ".join(f"`{_escaped(word)}`" for word in words)
+    """The types and words that a setting takes."""
+    return " ".join(f"`{_escaped(word)}`" for word in _alternatives(annotation))
+
+
+def _alternatives(annotation) -> list[str]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return [str(choice) for choice in typing.get_args(annotation)]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [word for one in typing.get_args(annotation) for word in _alternatives(one)]
+    text = annotation.__name__ if type(annotation) is type else str(annotation)
+    text = re.sub(r"typing\.|(?:[a-z_]+\.)+(?=[A-Z])", "", text)
+    return [text.replace("NoneType", "null").replace("None", "null")]
 
 
 def _default(field) -> str:

@@ -7,24 +7,8 @@ import os
 import sys
 
 from jaxtrain import commands
+from jaxtrain.commands import COMMANDS, ELSEWHERE
 from jaxtrain.runtime.preemption import PREEMPTION
-
-COMMANDS = {
-    "run": "train the task of a YAML config",
-    "evaluate": "compute the metrics of a checkpoint on a split",
-    "export": "write the weights as a torch state dict",
-    "report": "write an HTML report of one or more runs",
-    "checkpoints": "list, verify or prune a run's checkpoints",
-    "debug": "replay a step and name the first module whose result is not finite",
-    "tune": "search hyper-parameters",
-    "lr_find": "run a learning-rate range test",
-    "plan": "predict memory and communication on GPUs you don't have",
-    "verify": "compare the export in torch with JAX, layer by layer",
-    "generate": "continue a prompt with a trained language model",
-    "torchrun": "torchrun with the exit code of its processes",
-    "doctor": "report devices, precision support and versions",
-}
-ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun"}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,6 +15,23 @@ from jaxtrain.errors import UserError, file_sentence, install
 from jaxtrain.runtime.preemption import INTERRUPTED, PREEMPTION
 from jaxtrain.runtime.terminal import is_terminal, take_any_text
 
+COMMANDS = {  # of `jaxtrain COMMAND`
+    "run": "train the task of a YAML config",
+    "evaluate": "compute the metrics of a checkpoint on a split",
+    "export": "write the weights as a torch state dict",
+    "report": "write an HTML report of one or more runs",
+    "checkpoints": "list, verify or prune a run's checkpoints",
+    "debug": "replay a step and name the first module whose result is not finite",
+    "tune": "search hyper-parameters",
+    "lr_find": "run a learning-rate range test",
+    "plan": "predict memory and communication on GPUs you don't have",
+    "verify": "compare the export in torch with JAX, layer by layer",
+    "generate": "continue a prompt with a trained language model",
+    "torchrun": "torchrun with the exit code of its processes",
+    "completion": "print a script that completes commands and options in your shell",
+    "doctor": "report devices, precision support and versions",
+}
+ELSEWHERE = {"verify": "torch_bridge.verify", "torchrun": "torch_bridge.torchrun"}
 FAILED = 1
 MISTAKES = {  # errors of a path the user gave; any other is a fault of the disk or the machine
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,

@@ -352,7 +352,18 @@ FLAT_NAMES = {  # names that users of the five originals know -> where the setti
 
 
 class TrainingConfig(Section):
-    """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
+    """The sections of a run, each a frozen object or a dict; all keys and defaults are in docs/reference.md.
+
+    The names of plain torch projects are accepted too: learning_rate, num_epochs, batch_size, ...
+
+    Examples:
+        >>> import jaxtrain
+        >>> config = jaxtrain.TrainingConfig(learning_rate=1e-2, optim={"clip_norm": None})
+        >>> config.optim.lr, config.optim.clip_norm, config.data.batch_size
+        (0.01, None, 64)
+        >>> config  # what differs from the defaults
+        TrainingConfig(optim=OptimConfig(lr=0.01, clip_norm=None))
+    """
 
     task: str | None = None  # a system's task ("digits.classify") or an importable one ("my_package.my_task")
     seed: int = Field(default=0, ge=0, lt=2**32)  # the bits of JAX's keys

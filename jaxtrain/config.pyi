@@ -582,7 +582,18 @@ class ProfileConfig(Section):
 FLAT_NAMES: dict[str, str]
 
 class TrainingConfig(Section):
-    """The sections of a run. Accepts the originals' flat names too: `TrainingConfig(learning_rate=1e-4)`."""
+    """The sections of a run, each a frozen object or a dict; all keys and defaults are in docs/reference.md.
+
+    The names of plain torch projects are accepted too: learning_rate, num_epochs, batch_size, ...
+
+    Examples:
+        >>> import jaxtrain
+        >>> config = jaxtrain.TrainingConfig(learning_rate=1e-2, optim={"clip_norm": None})
+        >>> config.optim.lr, config.optim.clip_norm, config.data.batch_size
+        (0.01, None, 64)
+        >>> config  # what differs from the defaults
+        TrainingConfig(optim=OptimConfig(lr=0.01, clip_norm=None))
+    """
 
     task: str | None = ...
     """a system's task ("digits.classify") or an importable one ("my_package.my_task")"""

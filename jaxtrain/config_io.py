@@ -45,7 +45,21 @@ def load(path: str | pathlib.Path, overrides: Sequence[str] = ()) -> tuple[Task,
 
 
 def load_config(path: str | pathlib.Path, *overrides: str) -> TrainingConfig:
-    """Return a YAML file's checked config: `Trainer(config=load_config("configs/digits.yaml", "optim.lr=1e-3"))`."""
+    """Return a YAML file's checked config.
+
+    Args:
+        path: the file; settings that it leaves out have their defaults (docs/reference.md).
+        overrides: "section.key=value"; they count over the file.
+
+    Raises:
+        UserError: with every mistake of the file, and the nearest key for an unknown one.
+
+    Examples:
+        >>> import pathlib, jaxtrain
+        >>> _ = pathlib.Path("small.yaml").write_text("{task: digits.classify, optim: {lr: 1e-2}}")
+        >>> jaxtrain.load_config("small.yaml", "data.batch_size=32").data.batch_size
+        32
+    """
     wrong = next((one for one in overrides if not isinstance(one, str)), None)
     if wrong is not None:
         raise UserError(f'load_config: an override is {wrong!r}, wanted texts after the file, as "optim.lr=1e-3"')

@@ -17,10 +17,16 @@ def ratio(part: Any, whole: Any) -> float:
 
 
 class WholeSplit:
-    """A metric over a whole split, such as scikit-learn's: `WholeSplit(lambda outputs, batch: f1_score(...))`.
+    """A metric over a whole split, such as scikit-learn's.
 
-    function: (outputs, batch) -> a number, or numbers by name. It receives numpy arrays of all samples; rows of
-    different lengths are padded with -100.
+    Args:
+        function: (outputs, batch) -> a number, or numbers by name. It receives numpy arrays of all samples; rows of
+            different lengths are padded with -100.
+
+    Examples:
+        >>> from jaxtrain import WholeSplit
+        >>> from sklearn.metrics import f1_score
+        >>> metrics = {"f1": WholeSplit(lambda out, batch: f1_score(batch["1"], out.argmax(1), average="macro"))}
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]):

@@ -28,10 +28,18 @@ C = TypeVar("C")  # the type of a task's config
 class Loss(NamedTuple):
     """Result of a task's loss: the mean, and the weight behind it.
 
-    value: float scalar, the quantity to minimise, finite also where weight is 0.
-    weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Micro-batches, uneven batches and
-    devices are averaged by it, so the result is that of one big batch.
-    parts: further float scalars to log, means over the same weight.
+    Attributes:
+        value: float scalar, the quantity to minimise, finite also where weight is 0.
+        weight: float scalar >= 0, the number of samples, tokens, ... behind the mean. Micro-batches, uneven batches and
+            devices are averaged by it, so the result is that of one big batch.
+        parts: further float scalars to log, means over the same weight.
+
+    Examples:
+        >>> import jax.numpy as jnp, jaxtrain
+        >>> errors, valid = jnp.array([1.0, 3.0, 100.0]), jnp.array([True, True, False])
+        >>> count = valid.sum()
+        >>> jaxtrain.Loss(jnp.where(valid, errors, 0).sum() / jnp.maximum(count, 1), count).value.item()
+        2.0
     """
 
     value: Any
@@ -80,7 +88,12 @@ def as_loss(found: Any, batch: Batch) -> Loss:
 
 
 class Statistics(NamedTuple):
-    """One evaluation batch's contribution: `sums` are added over batches, `rows` ([batch, ...]) are concatenated."""
+    """One evaluation batch's contribution to the metrics.
+
+    Attributes:
+        sums: added over batches.
+        rows: [batch, ...], concatenated.
+    """
 
     sums: Mapping[str, Any] = {}
     rows: Mapping[str, Any] = {}

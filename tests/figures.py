@@ -130,4 +130,10 @@ STATED: dict[str, dict[str, str]] = {  # what is no measurement
 DATED = [  # statements with a date before the newest result, and why that is right
     ("docs/compare.md", "August 2026"),  # when the sources of other libraries were read
     ("docs/compare.md", "September 2025"),  # levanter's last version there
+    ("docs/compare.md", "2025-10-22"),  # the newest releases of thunder, torchax, tojax, TorchTPU and NeMo AutoModel
+    ("docs/compare.md", "2026-06-17"),
+    ("docs/compare.md", "2026-07-01"),
+    ("docs/compare.md", "2026-10-19"),
+    ("docs/compare.md", "2026-10-21"),
+    ("docs/compare.md", "April 2026"),  # TorchTPU's announcement
 ]

@@ -1,15 +1,21 @@
 """The documentation builds without a broken link, and its reference is that of the settings as they are."""
 
+import functools
+import html
+import http.server
 import importlib.util
+import json
 import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import jaxtrain
 from jaxtrain import Trainer, TrainingConfig, load_config, report
+from tests.browser import needs_browser, open_page
 from torch_bridge import files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -78,6 +84,17 @@ def test_the_python_of_readme_and_jax_model_runs_as_it_stands(tmp_path, monkeypa
     assert namespace["module"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
+def test_nothing_advises_to_install_from_an_index_where_the_project_is_not():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    advice = re.compile(r"(?:pip|uv)[^\n]* (?:install|add) [^\n]*['\" ]jaxtrain(?![\w/.-])")
+    wrong = []
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file() and path.suffix in (".md", ".py", ".yaml", ".yml", ".ipynb", ".toml", ".sh", ""):
+            wrong += [f"{name}: {line.group()}" for line in advice.finditer(path.read_text(errors="replace"))]
+    assert wrong == []
+
+
 def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs/api.md").read_text()
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", page, re.M)}
@@ -130,6 +147,36 @@ def test_what_replaces_torchs_code_runs_as_the_page_shows_it(tmp_path, monkeypat
         exec(block, namespace)
     assert namespace["history"]["best_val_loss"] > 0
     assert torch.load("mine.pt", weights_only=True).keys() == namespace["model"].state_dict().keys()
+
+
+WIDE = """<script>
+addEventListener("load", () => {
+  const root = (frame) => frame.contentDocument.documentElement;
+  const widths = (frame) => [frame.getAttribute("src"), [root(frame).clientWidth, root(frame).scrollWidth]];
+  document.body.dataset.seen = JSON.stringify(Object.fromEntries([...document.querySelectorAll("iframe")].map(widths)));
+});
+</script>"""
+
+
+@needs_browser
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
+def test_no_page_is_wider_than_a_phone(tmp_path):
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=True)
+    pages = sorted(str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html"))
+    frames = "".join(f'<iframe src="{page}" style="width: 390px; height: 800px; border: 0"></iframe>' for page in pages)
+    (site / "frames.html").write_text(f"<!doctype html><body>{WIDE}{frames}</body>")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        document, _ = open_page(f"http://127.0.0.1:{server.server_address[1]}/frames.html")
+        server.shutdown()
+    seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', document).group(1)))
+    assert len(seen) == len(pages) >= 50
+    assert {
+        page: w for page, w in seen.items() if not 370 <= w[0] <= 390 or w[1] > w[0]
+    } == {}  # w[0]: less a scroll bar
 
 
 @pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -31,6 +31,17 @@ def as_torch(function: Callable) -> Callable:
     compiled for, and must be hashable. Results are on the inputs' device in the dtype that JAX gives: float64 is
     computed in float64, integers become torch's int64. Gradients of gradients (create_graph=True) compute the function
     once more. Errors that the function raises about shapes and constants pass through.
+
+    Args:
+        function: of JAX arrays.
+
+    Examples:
+        >>> import torch, jax.numpy as jnp
+        >>> from torch_bridge.function import as_torch
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> as_torch(lambda x: jnp.sqrt((x**2).sum()))(x).backward()
+        >>> [round(value, 4) for value in x.grad.tolist()]
+        [0.6, 0.8]
     """
     gpus.share_memory()
     programs: dict[Any, _Program] = {}

@@ -163,7 +163,7 @@ class SettingEdits:
         return Edit(what, TRAIN if whole else BEFORE, MODE)
 
     def training_modes(self) -> dict[str, bool]:
-        """Return the mode of every submodule in a training step recorded now: see from_torch.Record."""
+        """Return the mode of every submodule in a training step recorded now: see records.Record."""
         modules = _named_modules(self._roots)
         own = any(type(part).train is not torch.nn.Module.train for part in modules.values())
         before = {path: part.training for path, part in modules.items()}

@@ -1,12 +1,13 @@
 """Questions of a compiled step to torch before a call, and its words for what torch has to run."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from jaxtrain.errors import UserError
+from torch_bridge.batch_tensors import tensors_in
+from torch_bridge.capture.reasons import stopped_by  # noqa: F401
 from torch_bridge.lowering import UnsupportedModel, errors  # noqa: F401
 from torch_bridge.lowering.errors import CannotRecord, MayRaise, NotCaptured, stays_in_torch  # noqa: F401
 from torch_bridge.modes import watching
@@ -40,11 +41,13 @@ def watched_in_torch() -> str:
 
 
 def seed_of(seed: int | None) -> int:
-    """Return the given seed, or torch's own."""
-    return torch.initial_seed() if seed is None else seed
-
-
-DEEPEST = 6  # of objects nested in a batch
+    """Return the given seed, or torch's own. Raises UserError for one that torch.manual_seed refuses: its bits would
+    not all count."""
+    if seed is None:
+        return torch.initial_seed()
+    if not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**64:
+        raise UserError(f"seed: wanted an integer from -2**63 to 2**64 - 1, as torch.manual_seed takes, got {seed!r}")
+    return int(seed)
 
 
 class Differentiated:
@@ -80,20 +83,3 @@ def _shape(value: Any) -> tuple:
         return tuple(value.shape)
     except Exception:  # a nested tensor has none, and a tensor class of the user's may raise anything
         return ()
-
-
-def tensors_in(value: Any, kinds: tuple = (torch.Tensor,), depth: int = 0) -> Iterator[Any]:
-    """Yield the tensors of a batch, in containers and in attributes of objects."""
-    if issubclass(type(value), kinds):
-        yield value
-    elif depth < DEEPEST:
-        inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else _attributes(value)
-        for item in inner:
-            yield from tensors_in(item, kinds, depth + 1)
-
-
-def _attributes(value: Any) -> list[Any]:
-    try:
-        return list((value if isinstance(value, Mapping) else vars(value)).values())
-    except Exception:  # an object without attributes, or one that raises when it is looked at
-        return []

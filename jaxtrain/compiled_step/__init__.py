@@ -38,26 +38,41 @@ def compile(
 ) -> CompiledStep:
     """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
 
-    module: a torch.nn.Module. loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
-    optimizer: a torch.optim optimizer over the module's parameters, and others that the loss reads, a list of several,
-    or an optax GradientTransformation; a class of your own runs in torch, around the compiled modules. scheduler: a
-    torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too, because the rates
-    are read from `optimizer.param_groups` at every call. accumulate: calls per update; their gradients are averaged.
-    precision: fp32, or bf16 for the forward and backward pass. clip_norm: largest global gradient norm, as in torch's
-    clip_grad_norm_. shard: how the devices share the work: shard.strategy (ddp, shard_grad_op, fsdp, hsdp), or a dict
-    of the shard section, as {"strategy": "hsdp", "replicas": 2}; each batch is the global one, under a launcher of
-    several processes this one's rows of it. devices: JAX devices; default: all, of all processes. seed: for dropout;
-    default: torch's.
-    wait: for XLA at each new program, for the same bits in each run; else torch runs the steps until it is there.
-    weights: a .safetensors, .pt or Hugging Face folder of the module's state dict, read one tensor at a time straight
-    to the devices; the module may be on the meta device, and torch's tensors get their values when they are read.
+    Args:
+        module: a torch.nn.Module.
+        loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
+        optimizer: a torch.optim optimizer over the module's parameters, and others that the loss reads, a list of
+            several, or an optax GradientTransformation; a class of your own runs in torch, around compiled modules.
+        scheduler: a torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too,
+            because the rates are read from `optimizer.param_groups` at every call.
+        accumulate: calls per update; their gradients are averaged.
+        precision: of the forward and backward pass.
+        clip_norm: largest global gradient norm, as in torch's clip_grad_norm_.
+        shard: how the devices share the work: ddp, shard_grad_op, fsdp, hsdp, or a dict of the shard section, as
+            {"strategy": "hsdp", "replicas": 2}. Each batch is the global one; under a launcher of several processes,
+            this one's rows of it.
+        devices: JAX devices; default: all, of all processes.
+        seed: for dropout; default: torch's.
+        wait: for XLA at each new program, for the same bits in each run; else torch runs the steps meanwhile.
+        weights: a .safetensors, .pt or Hugging Face folder of the module's state dict, read one tensor at a time
+            straight to the devices. The module may be on the meta device; torch's tensors get values when read.
 
-        step = jaxtrain.compile(module, loss_fn, optimizer)
-        for batch in loader:
-            loss = step(batch)          # on the device; float(loss) fetches it
-        step.sync()                     # weights and optimizer state back in the torch objects
+    Raises:
+        UserError: if something cannot be converted, before anything is trained.
 
-    Raises UserError if something cannot be converted, before anything is trained.
+    Examples:
+        >>> import torch, jaxtrain
+        >>> module = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        >>> loss_fn = lambda module, batch: (module(batch) - batch.sum(1, keepdim=True)).square().mean()
+        >>> step = jaxtrain.compile(module, loss_fn, optimizer, wait=True)
+        >>> x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+        >>> losses = [float(step(x)) for _ in range(100)]  # a loss stays on the device until it is read
+        >>> losses[-1] < 1e-3 < losses[0]
+        True
+        >>> step.sync()  # weights and optimizer state back in the torch objects
+        >>> bool((module.weight - 1).abs().max() < 0.1)
+        True
     """
     updates = {"loss": (loss_fn, optimizer, scheduler)}
     many = compile_many(
@@ -90,14 +105,28 @@ def compile_many(
 ) -> CompiledSteps:
     """Compile several updates over shared modules: GAN, actor and critic, teacher and student.
 
-    modules: torch modules by name. updates: by name (loss_fn, optimizer) or (loss_fn, optimizer, scheduler); loss_fn
-    takes the modules in order, then the batch, and only the parameters of its optimizer are updated.
+    Args:
+        modules: torch modules by name.
+        updates: by name (loss_fn, optimizer) or (loss_fn, optimizer, scheduler). loss_fn takes the modules in order,
+            then the batch; only the parameters of its optimizer are updated.
+        accumulate: this and all others as in `compile`.
 
-        steps = jaxtrain.compile_many({"g": g, "d": d}, {"d": (d_loss, d_opt), "g": (g_loss, g_opt)})
-        losses = steps(batch)                  # all updates in order, a program each: {"d": ..., "g": ...}
-        d_loss = steps["d"](batch)             # or one at a time, as you write them
+    Raises:
+        UserError: if something cannot be converted, before anything is trained.
 
-    Options as in `compile`. Raises UserError if something cannot be converted, before anything is trained.
+    Examples:
+        >>> import torch, jaxtrain
+        >>> a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> apart = lambda a, b, x: (a(x) - b(x)).square().mean()
+        >>> updates = {
+        ...     "first": (apart, torch.optim.SGD(a.parameters(), 0.1)),
+        ...     "second": (apart, torch.optim.SGD(b.parameters(), 0.1)),
+        ... }
+        >>> steps = jaxtrain.compile_many({"a": a, "b": b}, updates, wait=True)
+        >>> x = torch.randn(8, 2)
+        >>> losses = steps(x)  # all updates in order, a program each
+        >>> sorted(losses), bool(steps["first"](x) < losses["first"])  # or one at a time
+        (['first', 'second'], True)
     """
     if precision not in POLICIES or POLICIES[precision].scaled or POLICIES[precision].float8:
         raise UserError(f"precision: {precision!r} is not offered for a compiled step; take fp32 or bf16")

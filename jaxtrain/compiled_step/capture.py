@@ -193,7 +193,7 @@ class CapturedProgram:
                 compiled = _Compiled(self, names, numbers.sizes, every)
                 compiled.check_precision(every)
             except Exception as error:
-                raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error
+                raise weights.bridge.NotCaptured(weights.bridge.stopped_by(error)) from error
         weights.take_turn(word_of(self, key, [inputs[i] for i in compiled.foreign], numbers.free))
         values = compiled.place(inputs)
         updated = list({*compiled.moved, *step.grads} if step.grads else compiled.moved)
@@ -208,7 +208,7 @@ class CapturedProgram:
         except Exception as error:
             if not new or isinstance(error, jax.errors.JaxRuntimeError):
                 raise
-            raise weights.bridge.NotCaptured(str(error).partition("\n")[0]) from error  # it was being traced
+            raise weights.bridge.NotCaptured(weights.bridge.stopped_by(error)) from error  # it was being traced
         loss, norm = weights.local(loss), weights.local(norm)
         self.compiled[key] = compiled
         if new and "jaxpr" in capture.results.artefacts.chosen():

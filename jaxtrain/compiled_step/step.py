@@ -133,12 +133,17 @@ class CompiledStep:
     def __call__(self, batch: Any, update: bool | None = None) -> Any:
         """Run a step on a batch of tensors or arrays; return the loss, or (loss, values to log), as loss_fn does.
 
-        Every `accumulate`-th call updates the weights with the mean of the gradients. update: True or False decides it
-        for this call instead; gradients are then summed, as by backward(). Numbers that the loss reads from Python
-        (attributes, variables around it) may change. Torch runs the calls while XLA compiles. A call that cannot be one
-        program (it keeps something in Python, or branches on values) runs in torch, as the first may do; if the next
-        cannot either, torch runs all later ones around the compiled modules, and a warning says why. Raises torch's own
-        error for a batch or a loss that torch cannot run either, and UserError for anything that is refused.
+        Every `accumulate`-th call updates the weights with the mean of the gradients. Numbers that the loss reads from
+        Python (attributes, variables around it) may change. Torch runs the calls while XLA compiles. A call that cannot
+        be one program (it keeps something in Python, or branches on values) runs in torch, as the first may do; if the
+        next cannot either, torch runs all later ones around the compiled modules, and a warning says why.
+
+        Args:
+            batch: what loss_fn takes.
+            update: True or False decides whether this call updates; gradients are summed, as by backward().
+
+        Raises:
+            UserError: for anything that is refused. What torch cannot run either is its own error.
         """
         if not self.count and self.clip_norm is None:
             leftovers.tell_clipping()

@@ -70,7 +70,7 @@ def _curves(curves: Mapping[str, Any]) -> str:
     if not series:
         return ""
     keys = "".join(f'<span><i class="key c{i}"></i>{html.escape(name)}</span>' for i, name in enumerate(curves))
-    return section("Loss of every update", f'<p class="legend">{keys}</p>{line_chart("loss", series)}')
+    return section("Loss of every update", f'<p class="legend">{keys}</p>{line_chart("loss", series, across="update")}')
 
 
 def _details(check: Mapping[str, Any]) -> str:

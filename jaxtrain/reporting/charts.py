@@ -1,4 +1,4 @@
-"""Line charts as SVG text, made without a library; they need neither scripts nor a network."""
+"""Line charts as SVG text, made without a library; charts.js smooths them and shows values under the pointer."""
 
 import html
 import math
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 480, 260
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 22, 42
+WIDTH, HEIGHT = 400, 230
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 40
 MOST_POINTS = 600
-MOST_MARKS = 60  # points of a line that show their value in a tooltip
 DASHED = "4 3"
 LARGEST = 1e300  # largest coordinate of a point; the difference of two larger ones may be infinite
 
 
-def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> str:
-    """Return a figure with its caption. series: (label, colour number, dashed, points of (step, value)).
+def line_chart(
+    title: str, series: Sequence[tuple[str, int, bool, Points]], axis: str | None = None, across: str = "step"
+) -> str:
+    """Return a figure with its caption. series: (label, colour number, dashed, points of (step, value)). axis: the
+    value axis's title, with its unit; the chart's if left out. across: the other axis's.
 
     The value axis is logarithmic if all values are positive and span three decades. Points that are not finite, or
-    beyond 1e300, break the line. Some points of a line, including its peaks, show their value in a tooltip.
+    beyond 1e300, break the line.
     """
     finite = [(x, y) for *_, points in series for x, y in points if _is_drawn(x, y)]
     if not finite:
@@ -28,36 +30,47 @@ def line_chart(title: str, series: Sequence[tuple[str, int, bool, Points]]) -> s
     scale = math.log10 if logarithmic else float
     low, high = _widen(min(map(scale, values)), max(map(scale, values)))
     first, last = _widen(min(x for x, _ in finite), max(x for x, _ in finite), 0)
-    place_x = lambda x: LEFT + (x - first) / (last - first) * (WIDTH - LEFT - RIGHT)
-    place_y = lambda y: HEIGHT - BOTTOM - (scale(y) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    place_x = lambda x: LEFT + (x - first) / (last - first) * (right - LEFT)
+    place_y = lambda y: bottom - (scale(y) - low) / (high - low) * (bottom - TOP)
 
     parts = []
     for value in _log_ticks(low, high) if logarithmic else _ticks(low, high):
-        y = place_y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        y = bottom - ((math.log10(value) if logarithmic else value) - low) / (high - low) * (bottom - TOP)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(value)}</text>')
     for value in _ticks(first, last):
         x = place_x(value)
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{number(value)}</text>'
-        )
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{number(value)}</text>')
     for label, colour, dashed, points in series:
         dash = f' stroke-dasharray="{DASHED}"' if dashed else ""
+        name = html.escape(label)
         for piece in _pieces(thin(points)):
             path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in piece)
-            mark = f'<circle class="c{colour}" r="2.5" cx="{path.partition(",")[0]}" cy="{path.partition(",")[2]}"/>'
-            shape = mark if len(piece) == 1 else f'<polyline class="line c{colour}"{dash} points="{path}"/>'
-            tip = f"{label}: last {number(piece[-1][1])} at step {number(piece[-1][0])}"
-            parts.append(f"<g><title>{html.escape(tip)}</title>{shape}</g>")
-            for x, y in thin(piece, MOST_MARKS):
-                tip = html.escape(f"{label}: {number(y)} at step {number(x)}")
-                place = f'cx="{place_x(x):.1f}" cy="{place_y(y):.1f}"'
-                parts.append(f'<circle class="mark c{colour}" r="5" {place}><title>{tip}</title></circle>')
-    name = html.escape(title)
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
-    parts.append(f'<text class="tick" x="4" y="13">{name}</text>')
-    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name} by step">{"".join(parts)}</svg>'
+            tip = f"{name}: last {number(piece[-1][1])} at {across} {number(piece[-1][0])}"
+            if len(piece) == 1:
+                at_x, _, at_y = path.partition(",")
+                parts.append(
+                    f'<circle class="run c{colour}" r="2.5" cx="{at_x}" cy="{at_y}"><title>{tip}</title></circle>'
+                )
+                continue
+            exact = " ".join(f"{x:g},{y:.6g}" for x, y in piece)
+            parts.append(
+                f'<polyline class="run line c{colour}"{dash} data-label="{name}" data-values="{exact}" points="{path}">'
+                f"<title>{tip}</title></polyline>"
+            )
+    name, upright = html.escape(title), html.escape(axis or title)
+    middle = (LEFT + right) / 2
+    parts.append(f'<text class="tick" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(across)}</text>')
+    parts.append(
+        f'<text class="tick" transform="translate(11 {(TOP + bottom) / 2}) rotate(-90)" text-anchor="middle">'
+        f"{upright}</text>"
+    )
+    ranges = f'data-box="{LEFT} {TOP} {right} {bottom}" data-range="{first:.9g} {last:.9g} {low:.9g} {high:.9g}"'
+    drawing = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name} by {html.escape(across)}" {ranges} '
+        f'data-across="{html.escape(across)}"{" data-log" if logarithmic else ""}>{"".join(parts)}</svg>'
+    )
     note = " (log scale)" if logarithmic else ""
     return f"<figure><figcaption>{name}{note}</figcaption>{drawing}</figure>"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxtrain.reporting.charts import line_chart
-from jaxtrain.reporting.frame import document, section, shown, table
+from jaxtrain.reporting.frame import controls, document, section, shown, table
 from jaxtrain.reporting.records import Record
 from torch_bridge.atomic_file import write_text
 
@@ -17,6 +17,19 @@ SECTIONS = {  # heading -> first parts of metric names
     "Learning rate": ("lr", "momentum", "loss_scale"),
     "Speed": ("samples_per_s", "input_stall_ratio", "throughput"),
     "Machine": ("system", "time"),
+}
+UNITS = {  # end of a metric's name -> the value axis's title
+    "samples_per_s": "samples per second",
+    "tflops_per_device": "TFLOP/s per device",
+    "_gb": "GB",
+    "_mb": "MB",
+    "_ms": "ms",
+    "_s": "s",
+    "_ratio": "share of the time",
+    "_utilisation": "share",
+    "goodput": "share of the time",
+    "grad_norm": "gradient norm",
+    "lr": "learning rate",
 }
 COLOURS = 6
 MOST_ROWS = 50  # rows of the table of evaluations
@@ -29,12 +42,13 @@ def write(records: Sequence[Record], path: pathlib.Path) -> pathlib.Path:
 
 
 def page(records: Sequence[Record], refresh_s: int | None = None) -> str:
-    """Return the HTML document, with pictures embedded, and without scripts or requests.
+    """Return the HTML document, with pictures and the charts' script embedded, and without requests.
 
     refresh_s: seconds after which a browser loads the page again; None: never.
     """
     title = " · ".join(record.name for record in records)
-    body = [_summary(records)]
+    runs = [(record.name, position % COLOURS) for position, record in enumerate(records)]
+    body = [_summary(records), controls(runs if len(runs) > 1 else ())]
     body += [_curves(heading, records) for heading in SECTIONS]
     body += [_history(record) for record in records]
     body += [_evaluations(record) + _pictures(record) for record in records]
@@ -45,7 +59,9 @@ def page(records: Sequence[Record], refresh_s: int | None = None) -> str:
 def _summary(records: Sequence[Record]) -> str:
     rows: dict[str, list[str]] = {}
     for position, record in enumerate(records):
-        summary = record.summary or {"state": "not finished"}
+        newest = max((point["step"] for point in record.points), default=0)
+        begun = {"task": record.settings.get("task"), "state": "not finished", "steps": newest}
+        summary = record.summary or begun
         throughput = summary.get("throughput", {})
         told = {key: summary[key] for key in ("task", "state", "steps", "epochs", "parameters") if key in summary}
         told |= {f"best {name}": value for name, value in summary.get("best", {}).items()}
@@ -69,9 +85,14 @@ def _curves(heading: str, records: Sequence[Record]) -> str:
             for position, record in enumerate(records)
             for split in dict.fromkeys(point["split"] for point in record.points)
         ]
-        charts.append(line_chart(name, [one for one in series if one[3]]))
+        charts.append(line_chart(name, [one for one in series if one[3]], _axis(name)))
     drawn = "".join(charts)
     return section(heading, f'{_legend(records)}<div class="charts">{drawn}</div>') if drawn else ""
+
+
+def _axis(metric: str) -> str:
+    """Return the title of a metric's axis: its unit if its name tells one, else the name without its group."""
+    return next((unit for end, unit in UNITS.items() if metric.endswith(end)), metric.rpartition("/")[2])
 
 
 def _heading(metric: str) -> str:

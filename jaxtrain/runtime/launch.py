@@ -67,9 +67,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch:
 def setup_distributed(launch: Launch | None = None, timeout_s: float | None = None) -> Launch:
     """Connect this process to the others; call it before any code uses a device. Does nothing for a single process.
 
-    timeout_s: how long to wait for all processes; by default JAXTRAIN_START_TIMEOUT_S or two minutes.
+    Args:
+        launch: which process of how many this is; default: what the launcher's environment says.
+        timeout_s: how long to wait for all processes; default: JAXTRAIN_START_TIMEOUT_S or two minutes.
 
-    Raises UserError if the coordinator cannot be reached, its port is taken, or a process is missing.
+    Raises:
+        UserError: if the coordinator cannot be reached, its port is taken, or a process is missing.
+
+    Examples:
+        >>> import jaxtrain
+        >>> jaxtrain.setup_distributed().processes
+        1
     """
     launch = launch or detect()
     timeout_s = timeout_s or _number(os.environ, "JAXTRAIN_START_TIMEOUT_S", START_TIMEOUT_S)

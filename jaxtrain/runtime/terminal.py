@@ -15,6 +15,11 @@ def is_terminal(stream: Any) -> bool:
     return False
 
 
+def is_notebook() -> bool:
+    """Return True in a Jupyter kernel: its page shows progress bars, though its streams are no terminals."""
+    return hasattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "kernel")
+
+
 def take_any_text() -> None:
     """Make the standard streams escape characters that their encoding lacks, instead of raising (ASCII locale)."""
     for stream in (sys.stdout, sys.stderr):

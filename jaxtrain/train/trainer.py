@@ -43,26 +43,45 @@ from torch_bridge import state_dict as bridge
 
 
 class Trainer(SavedWeights):
-    """Trainer of a flax model or a torch module on torch Datasets (or arrays).
+    """Trainer of a torch module or a flax model on torch Datasets (or arrays).
 
-    model: your own nnx.Module or torch.nn.Module, or None to let the task build it, sharded from the start. It holds
-    the trained weights at the end; a torch module is converted (docs/from_torch.md) and remains a torch module.
-    train_dataset, val_dataset: torch Datasets, mappings of arrays or sequences; None takes the task's own.
-    config: a TrainingConfig. task: a Task or its name, `config.task` if left out. loss: (model, batch, rngs) -> a
-    scalar, a value per sample, (value, weight) or Loss, for a model without a task; batches are dicts, "0", "1", ...
-    for tuples, and the last of an epoch has its true size. For a torch module: a torch loss module, a torch function of
-    (output, batch), or None for the loss that the module returns. optimizer: in place of `optim`: a torch.optim
-    optimizer over the torch module's parameters, whose state `optimizer.state_dict()` has after training, or an optax
-    GradientTransformation. scheduler: a torch lr_scheduler of that optimizer, stepped once a scheduler_interval ("step"
-    or "epoch"); or, without optimizer, an optax schedule. metrics: by name a function (outputs, batch), a torchmetrics
-    object or a WholeSplit; compute_metrics: transformers' (docs/training_options.md has all of these). callbacks:
-    objects with any of the hooks in docs/callbacks.md; they ask the run for something through `trainer.run`. lora:
-    adapters for a torch module, in place of the config's. devices: default: all. abstract: shapes and shardings only,
-    to compile for devices that this machine does not have. Under torchrun, Slurm or MPI the first Trainer connects
-    the processes, which then train one model (docs/launching.md).
-    Raises UserError for every error that the user can fix.
+    Under torchrun, Slurm or MPI the first Trainer connects the processes, which then train one model.
 
-    `program` holds what the run compiles: step, hyper-parameters, evaluation.
+    Args:
+        model: a torch.nn.Module, converted and still a torch module at the end (docs/from_torch.md), an nnx.Module, or
+            None to let the task build it, sharded from the start. It holds the trained weights after `train`.
+        train_dataset: a torch Dataset, a DataLoader, a mapping of arrays or a sequence; None: the task's own.
+        val_dataset: likewise; None: the task's own, or no evaluation.
+        config: the settings.
+        task: a Task or its name; default: `config.task`.
+        loss: for a torch module a loss module, a function of (output, batch), or None for the loss that the module
+            returns. For a flax model without a task (model, batch, rngs) -> a scalar, a value per sample, (value,
+            weight) or Loss; batches are dicts, "0", "1", ... for tuples, and an epoch's last has its true size.
+        optimizer: in place of `config.optim`: a torch.optim optimizer over the torch module's parameters, whose
+            state_dict() has the state after training, or an optax GradientTransformation.
+        scheduler: a torch lr_scheduler of that optimizer, or, without optimizer, an optax schedule.
+        scheduler_interval: when the torch scheduler is stepped.
+        metrics: by name a function (outputs, batch), a torchmetrics object or a WholeSplit.
+        compute_metrics: transformers' function of its name.
+        callbacks: objects with any of the hooks in docs/callbacks.md, which make requests through `trainer.run`.
+        lora: adapters for a torch module, in place of the config's.
+        devices: JAX devices; default: all.
+        abstract: shapes and shardings only, to compile for devices that this machine does not have.
+
+    Raises:
+        UserError: for every error that the user can fix, before the first step.
+
+    Examples:
+        >>> import torch, jaxtrain
+        >>> model = torch.nn.Linear(3, 1)
+        >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+        >>> data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+        >>> config = jaxtrain.TrainingConfig(learning_rate=0.1, num_epochs=20, run={"name": "sums", "quiet": True})
+        >>> trainer = jaxtrain.Trainer(model, data, data, config, loss=torch.nn.MSELoss())
+        >>> trainer.train()["best_val_loss"] < 0.1
+        True
+        >>> model.load_state_dict(torch.load("runs/sums/exports/best.pt"))
+        <All keys matched successfully>
     """
 
     def __init__(
@@ -186,13 +205,17 @@ class Trainer(SavedWeights):
     def train(self, resume: str = "auto", after_evaluation: AfterEvaluation | None = None) -> dict[str, Any]:
         """Train to the end of the config, resuming from checkpoints of this same run in the run folder.
 
-        Returns best_val_loss, train_history and val_history (one dict per epoch or evaluation), as the torch
-        originals do, and best (the metrics and the step of the evaluation with the best evaluation.metric) with
-        best_metric, its value (NaN without an evaluation). The model then holds the last weights; `load_best` loads the
-        best. resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another
-        run's, or this run's own, to resume whatever has changed. after_evaluation: (step, validation metrics) -> True
-        ends the run there. A folder that holds another run (docs/checkpoints.md) is refused; if no folder was named, a
-        new one is used: see `folder`.
+        The model then holds the last weights; `load_best` loads the best. A folder that holds another run
+        (docs/checkpoints.md) is refused; if no folder was named, a new one is used: see `folder`.
+
+        Args:
+            resume: "auto", "never" (refuses a folder that holds checkpoints), or a run's folder: another run's, or this
+                run's own, to resume whatever has changed.
+            after_evaluation: (step, validation metrics) -> True ends the run there.
+
+        Returns:
+            best_val_loss, train_history and val_history (one dict per epoch or evaluation), best (the metrics and the
+                step of the evaluation with the best evaluation.metric) and best_metric, its value (NaN without one).
         """
         if not isinstance(resume, str | os.PathLike):
             raise UserError(
@@ -252,19 +275,30 @@ class Trainer(SavedWeights):
         return self.program.evaluate(split)
 
     def verify(self, steps: int = 20) -> Certificate:
-        """Compare the torch module with torch: layers, gradients, `steps` updates; see docs/verify.md."""
+        """Compare the torch module with torch: every layer, every gradient, some updates (docs/verify.md).
+
+        Args:
+            steps: updates on both sides.
+        """
         self._take_weights()
         return certifier.of(self, steps)
 
     def lr_find(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> lr_range.RangeTest:
-        """Run a learning-rate range test of `steps` steps on a copy of the state; `.steepest` is the suggested rate."""
+        """Run a learning-rate range test on a copy of the state; `.steepest` is the suggested rate.
+
+        Args:
+            min_lr: the first step's rate.
+            max_lr: the last step's.
+            steps: how many, the rate growing by one factor between them.
+        """
         self._take_weights()
         return lr_range.range_test(self.program, min_lr, max_lr, steps)
 
     def find_batch_size(self, limit_bytes: int | None = None) -> int:
         """Find the largest data.batch_size whose step fits into a device's memory, within a sixteenth. Runs no step.
 
-        limit_bytes: of one device; default: data.memory_limit_bytes, else what the device offers.
+        Args:
+            limit_bytes: of one device; default: data.memory_limit_bytes, else what the device offers.
         """
         return micro_batch.largest_batch(self.program, limit_bytes)
 
@@ -295,10 +329,18 @@ class Trainer(SavedWeights):
     def load_state_dict(
         self, state: Mapping[str, Any], strict: bool = True, source: str = "the state dict"
     ) -> tuple[list[str], list[str]]:
-        """Load weights from a torch state dict (tensors, arrays or LazyArrays); return missing and unexpected keys.
+        """Load weights from a torch state dict. A torch module's own load hooks run on it first.
 
-        A torch module's own load hooks run on it first. Raises StateDictMismatch, which names `source`, if the weights
-        do not fit.
+        Args:
+            state: tensors, arrays or LazyArrays by torch's names.
+            strict: refuse missing and unexpected names.
+            source: what an error calls it.
+
+        Returns:
+            The missing and the unexpected names.
+
+        Raises:
+            StateDictMismatch: if the weights do not fit.
         """
         if not isinstance(state, Mapping):
             raise UserError(

@@ -36,9 +36,15 @@ SHOWN = 8  # runs whose curves the picture has
 class SweepRun:
     """One run of a sweep.
 
-    number: its place in the draw. values: its settings. score: its best value of evaluation.metric (of the training
-    loss in the last epoch, without validation data); NaN if it never had one. history: as from Trainer.train. state:
-    "complete", "pruned" or "failed"; error: why it failed. steps: updates that its weights have had.
+    Attributes:
+        number: its position in the draw.
+        values: its settings.
+        score: its best value of evaluation.metric (of the training loss in the last epoch, without validation data);
+            NaN if it never had one.
+        history: as from Trainer.train.
+        state: "complete", "pruned" or "failed".
+        error: why it failed.
+        steps: updates that its weights have had.
     """
 
     number: int
@@ -58,8 +64,15 @@ class SweepRun:
 
 @dataclasses.dataclass
 class SweepResult:
-    """The runs of a sweep, in the order of the draw. metric, mode: what `score` is, and which end is better. programs:
-    training steps that were compiled. notes: why runs did not share a program."""
+    """The runs of a sweep.
+
+    Attributes:
+        runs: in the order of the draw.
+        metric: what `score` is.
+        mode: which end of it is better.
+        programs: training steps that were compiled.
+        notes: why runs did not share a program.
+    """
 
     runs: list[SweepRun]
     metric: str
@@ -193,22 +206,41 @@ def sweep(
 ) -> SweepResult:
     """Train many runs of a torch module at once; return their scores, curves and weights.
 
-    make_module: a function (or class) that returns the module; it is called once per run, after
-    torch.manual_seed(seed), with the settings that it names. data: the training data, a torch Dataset or a dict of
-    arrays. loss: as for Trainer; with settings `loss.NAME`, a class or function that makes one of them. space: name ->
-    list of choices, {"type": "loguniform", "low": ..., "high": ...} or a fixed value; or a list with each run's
-    settings. A name is an argument of make_module, `loss.` and an argument of the loss, or a setting of the config:
-    seed, lr, weight_decay, optim.schedule.warmup_ratio, ... runs: how many to draw; all combinations of lists if left
-    out. validation: data that runs are scored on. config: everything else, as for Trainer; `evaluation.metric` and
-    `mode` decide the best. folds: instead of `validation`, train each run once per fold of the data and score it on
-    that fold; needs columns (a dict of arrays or a TensorDataset). pruner: "asha", "median" or a study's `pruner`
-    section: ends runs early and frees their lanes. lanes_per_program: most runs at a time. devices: default: all GPUs,
-    or the CPU; each has programs of its own. draw_seed: of the draw.
-
     Runs whose floats differ (rates, decay, dropout, smoothing, factors) share one program. A setting that changes the
     code (a width) makes one program for each value, and so does a number that an operator takes when it is compiled;
-    `notes` says which. Every run equals `Trainer` on its own module and settings to 1e-5. Raises UserError for
-    everything that the user can fix, before the first step.
+    `notes` says which. Every run equals `Trainer` on its own module and settings to 1e-5.
+
+    Args:
+        make_module: a function (or class) that returns the module; it is called once per run, after
+            torch.manual_seed(seed), with the settings that it names.
+        data: the training data, a torch Dataset or a dict of arrays.
+        loss: as for Trainer; with settings `loss.NAME`, a class or function that makes one of them.
+        space: name -> list of choices, {"type": "loguniform", "low": ..., "high": ...} or a fixed value; or a list with
+            each run's settings. A name is an argument of make_module, `loss.` and an argument of the loss, or a setting
+            of the config: seed, lr, weight_decay, optim.schedule.warmup_ratio, ...
+        runs: how many to draw; all combinations of lists if left out.
+        validation: data that runs are scored on.
+        config: everything else, as for Trainer; `evaluation.metric` and `mode` decide the best.
+        folds: instead of `validation`, train each run once per fold of the data and score it on that fold; needs
+            columns (a dict of arrays or a TensorDataset).
+        pruner: "asha", "median" or a study's `pruner` section: ends runs early and frees their lanes.
+        lanes_per_program: most runs at a time.
+        devices: default: all GPUs, or the CPU; each has programs of its own.
+        draw_seed: of the draw.
+
+    Raises:
+        UserError: for everything that the user can fix, before the first step.
+
+    Examples:
+        >>> import torch, jaxtrain
+        >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+        >>> data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+        >>> result = jaxtrain.sweep(
+        ...     lambda: torch.nn.Linear(3, 1), data, torch.nn.MSELoss(), {"lr": [1e-3, 1e-1], "seed": [0, 1]},
+        ...     validation=data, config={"num_epochs": 5},
+        ... )
+        >>> len(result.runs), result.programs, result.best.values["lr"]
+        (4, 1, 0.1)
     """
     from torch_bridge.training import module_runs
 

@@ -106,6 +106,8 @@ def images() -> dict[str, Callable[[], Any]]:
     many = {
         name: functools.partial(pair, getattr(hjepa, name)) for name in ("BalancedMultiDataset", "WeightedMultiDataset")
     }
+    batches = ("CutMix", "DeiTIIIAugmentation", "DeiTIIIEvalTransform", "Mixup", "MixupCutmix")
+    found |= {name: getattr(hjepa, name) for name in (*batches, "RandAugment", "RandomErasing")}
     crops = ("AdaptiveMultiCropTransform", "MultiCropEvalTransform", "MultiCropTransform")
     found |= many | {name: getattr(hjepa, name) for name in crops}
     found["MultiCropDataset"] = lambda: hjepa.MultiCropDataset(
@@ -210,6 +212,7 @@ def texts() -> dict[str, Callable[[], Any]]:
         "EvidenceModel": lambda: psy.EvidenceModel(encoder(), 2),
         "DSMCriteriaLoader": lambda: psy.DSMCriteriaLoader(__file__),
         "GroundTruthValidator": lambda: psy.GroundTruthValidator({}, {"a"}),
+        "OptunaRunner": lambda: psy.OptunaRunner("x"),
         "Model": lambda: psy.Model(str(folder_of(folder()))),
         "ReDSM5DataLoader": lambda: psy.ReDSM5DataLoader({}, data_dir=folder()),
         "Evaluator": lambda: psy.Evaluator(torch.nn.Linear(2, 2), "cpu"),

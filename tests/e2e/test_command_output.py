@@ -89,6 +89,20 @@ def test_a_run_outside_a_terminal_draws_no_bar(tmp_path, capfd):
     assert err == ""
 
 
+def test_a_notebook_has_a_progress_bar(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    code = (
+        "import pathlib\nfrom jaxtrain import TrainingConfig\nfrom jaxtrain.train.tracking.tracker import Tracker\n"
+        "config = TrainingConfig(tracking={'tensorboard': False})\n"
+        f"tracker = Tracker(pathlib.Path({str(tmp_path)!r}), config, active=True)\n"
+        "tracker.progress(0, 8)\ntracker.advance(3)\ntracker.close()"
+    )
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(book, timeout=120).execute()
+    assert "3/8" in str(book.cells[0].outputs)
+
+
 def test_reading_a_dataset_of_hugging_faces_draws_no_bar_either(tmp_path):
     pytest.importorskip("datasets")
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')

@@ -131,7 +131,8 @@ def test_what_no_graph_holds_is_known_after_one_step_in_torch(name):
 @pytest.mark.parametrize("name", ["a branch"])
 def test_code_that_is_not_called_is_captured_from_the_second_step_on(name):
     step, found = losses(PLAIN[name], compiled)
-    assert found == pytest.approx(losses(PLAIN[name], in_torch)[1], rel=1e-6)
+    wanted = losses(PLAIN[name], in_torch)[1]
+    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6)  # sums of numbers around 3 that may cancel
     assert len(step.capture.graphs) == 1
     assert step.torch is None
 

@@ -63,7 +63,7 @@ def test_an_ode_solver_on_a_grid_of_times_from_outside_has_torchs_losses():
                 row += 1
         return solution.square().mean()
 
-    assert "ata-dependent" in _train(lambda: loss).explain()
+    assert "depends on the values of a tensor" in _train(lambda: loss).explain()
 
 
 def test_a_tensor_from_outside_that_changes_between_steps_counts_with_its_new_values():

@@ -143,6 +143,26 @@ def test_what_a_loss_of_a_compiled_step_may_return(loss, said):
     assert re.search(said, refused(lambda: float(step([X[:8], Y[:8]]))))
 
 
+@pytest.mark.parametrize("seed", [2**64, 2**80, -(2**63) - 1, 1.5, "1"])
+def test_a_seed_whose_bits_would_not_all_count_is_refused(seed):
+    module = torch.nn.Linear(3, 1)
+    with pytest.raises(UserError, match="seed: wanted an integer from -2[*][*]63 to 2[*][*]64 - 1"):
+        jaxtrain.compile(module, lambda module, x: module(x).mean(), torch.optim.SGD(module.parameters()), seed=seed)
+
+
+@pytest.mark.parametrize("other", [2**32 + 1, 2**33 + 1, 2**63 + 1, 1 - 2**63, 2**31 + 1])
+def test_every_bit_of_a_seed_counts(other):
+    def dropped(seed):
+        module = torch.nn.Dropout(0.5)
+        weight = torch.nn.Parameter(torch.ones(()))
+        module.weight = weight
+        loss = lambda module, x: (module(x) * module.weight * torch.arange(64.0)).sum()
+        step = jaxtrain.compile(module, loss, torch.optim.SGD([weight], 0.0), seed=seed, wait=True)
+        return float(step(torch.ones(64)))
+
+    assert dropped(other) != dropped(1)
+
+
 def test_a_dimension_out_of_range_is_torchs_error(tmp_path):
     module = Net(lambda hidden: torch.softmax(hidden, 3))
     text = refused(lambda: Trainer(module, DATA, None, config(tmp_path), loss=nn.MSELoss()).train())

@@ -116,6 +116,6 @@ def test_what_differs_between_the_processes_is_named_in_each(two, wrong, why):
 
 @pytest.mark.slow
 def test_a_loss_that_cannot_be_one_program_is_refused_before_the_first_step(others):
-    why = "a step over 2 processes has to be one program, and this one cannot be: Data-dependent branching"
+    why = "a step over 2 processes has to be one program, and this one cannot be: a branch or shape depends on the"
     for process in others:
         assert process["branching"]["refused"].startswith(why)

@@ -23,6 +23,7 @@ from jaxtrain.runtime.waits import Waits
 from torch_bridge.capture import artefacts, decompositions, torch_api, unreached
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
+from torch_bridge.capture.reasons import reason_of, stopped_by
 
 log = logging.getLogger(__name__)
 _CAPTURES = Waits("TorchDynamo", torch_api.line_in)
@@ -35,11 +36,27 @@ def jaxtrain(
     """Compile a graph of TorchDynamo's: what `torch.compile(backend="jaxtrain")` calls.
 
     Results and gradients are torch's, up to rounding. XLA compiles in the background, and torch computes until a
-    program is there; options={"wait": True}, JAXTRAIN_WAIT=1 in the environment and
-    torch.use_deterministic_algorithms(True) wait for it: then random numbers (dropout) are JAX's in every call, seeded
-    by torch's generator, and the same torch.manual_seed gives the same run. A graph that AOTAutograd refuses, and one
-    with an operator that has no lowering, runs in torch, and a line in the log says why. Raises UserError for `mode`
-    and for options other than `wait`.
+    program is there. A graph that AOTAutograd refuses, and one with an operator that has no lowering, runs in torch,
+    and a line in the log says why.
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs' shapes.
+        mode: refused: XLA does all its optimizations.
+        options: {"wait": True}, as JAXTRAIN_WAIT=1 in the environment and torch.use_deterministic_algorithms(True),
+            waits for each program. Random numbers (dropout) are then JAX's in every call, seeded by torch's
+            generator, and the same torch.manual_seed gives the same run.
+
+    Raises:
+        UserError: for `mode` and for options other than `wait`.
+
+    Examples:
+        >>> import torch
+        >>> module = torch.nn.Linear(3, 1)
+        >>> compiled = torch.compile(module, backend="jaxtrain", options={"wait": True})
+        >>> x = torch.randn(4, 3)
+        >>> torch.allclose(compiled(x), module(x), atol=1e-6)
+        True
     """
     if mode:
         raise UserError(
@@ -75,8 +92,8 @@ def jaxtrain(
     except torch_api.CAPTURE_ERRORS:
         raise
     except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
-        why = str(error).strip().partition("\n")[0]
-        log.warning("a part of the model runs in torch, which cannot trace it: %s: %s", type(error).__name__, why)
+        why = reason_of(error) or f"{type(error).__name__}: {stopped_by(error)}"
+        log.warning("a part of the model runs in torch, which cannot trace it: %s", why)
         return gm.forward  # gm(...) would print its generated code where torch raises
 
     def call(*arguments: Any) -> Any:

@@ -26,7 +26,7 @@ from torch_bridge.capture.observed import Observed, concrete
 from torch_bridge.capture.unreached import Tangents
 from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.exchange import precision
-from torch_bridge.lowering.errors import CannotRecord, line_in, source_line
+from torch_bridge.lowering.errors import CannotRecord, line_in
 from torch_bridge.lowering.raising import raising
 from torch_bridge.lowering.table import Call
 
@@ -196,11 +196,8 @@ class CompiledGraph:
 
 def refusal(module: torch.fx.GraphModule) -> str:
     """Return why JAX cannot compute a graph; "" if it can, as far as operators and dtypes tell."""
-    missing = decompositions.without_lowering(module)
-    if missing:
-        lines = [source_line(node.stack_trace) for node in _nodes(module) if str(node.target) in missing]
-        where = next((f", at {line}" for line in lines if line), "")
-        return f"no lowering for {', '.join(sorted(missing))}{where}"
+    if why := decompositions.refusal(module):
+        return why
     values = [value for node in module.graph.nodes for value in pytree.tree_leaves(node.meta.get("val"))]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     for tensor in tensors:

@@ -8,6 +8,7 @@ import torch
 
 from torch_bridge.capture import torch_api
 from torch_bridge.lowering import selections
+from torch_bridge.lowering.errors import source_line
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
@@ -51,6 +52,21 @@ def without_lowering(module: torch.fx.GraphModule) -> set[str]:
                 if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES:
                     found.add(f"{name} with {value.dtype}")
     return found
+
+
+def refusal(module: torch.fx.GraphModule) -> str:
+    """Return which of the graph's operators JAX cannot compute, with the first line that calls one; "" for none."""
+    missing = without_lowering(module)
+    if not missing:
+        return ""
+    what = f"no lowering for {', '.join(sorted(missing))}"
+    if missing == {"with_effects"}:  # torch keeps such checks in their order
+        what = "it checks a matrix as it computes (write torch.linalg.cholesky_ex, inv_ex or solve_ex)"
+    graphs = [inner.graph for inner in module.modules() if isinstance(inner, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if str(node.target) in missing]
+    calls = [call for node in nodes for call in (node, *node.all_input_nodes)]  # a check has no line of its own
+    where = next((f", at {line}" for call in calls if (line := source_line(call.stack_trace))), "")
+    return what + where
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:

@@ -14,8 +14,8 @@ import torch
 
 from jaxtrain.errors import UserError
 from jaxtrain.runtime.lockstep import digest
+from torch_bridge.batch_tensors import tensors_in
 from torch_bridge.datasets import to_torch
-from torch_bridge.step_rules import tensors_in
 
 
 class GlobalRows:

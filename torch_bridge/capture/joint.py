@@ -101,9 +101,8 @@ def joint_graph(
 
     with formula_if_twice(gm), one_operator() as mode:
         graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules())
-    missing = decompositions.without_lowering(graph)
-    if missing:
-        raise CannotRecord(f"no lowering for {', '.join(sorted(missing))}")
+    if why := decompositions.refusal(graph):
+        raise CannotRecord(why)
     return Captured(AtenProgram(graph), tuple(mutated), tuple(seen["outputs"]), tuple(seen["gradients"]))
 
 

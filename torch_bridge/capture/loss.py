@@ -23,6 +23,7 @@ from jaxtrain.errors import UserError
 from torch_bridge.capture import artefacts, torch_api
 from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.joint import Captured, joint_graph
+from torch_bridge.capture.reasons import reason_of
 from torch_bridge.capture.unguarded import Unguarded
 from torch_bridge.datasets import to_torch
 from torch_bridge.lazy_scalar import LazyScalar
@@ -343,7 +344,7 @@ def _not_captured(error: Exception) -> NotCaptured:
     if not isinstance(cause, (UserError, NotImplementedError, *torch_api.CAPTURE_ERRORS)) and (own := _own_line(cause)):
         log.warning("a fault of jaxtrain, please report it: %s: %s, at %s", type(cause).__name__, cause, own)
     what = _INTERNAL.sub("", str(cause)).strip().partition("\n")[0] or type(cause).__name__
-    if reason := torch_api.reason_of(cause):
+    if reason := reason_of(cause):
         what = reason
     elif not isinstance(cause, CannotRecord) and cause is not error:
         what = f"{type(cause).__name__}: {what}"

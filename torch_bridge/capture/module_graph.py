@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sympy
@@ -49,14 +49,14 @@ def module_graph(
     entry: torch.nn.Module,
     inputs: tuple,
     state: State,
-    free: Sequence[Sequence[int]],
+    free: Sequence[Collection[int]],
 ) -> tuple[Graph, dict[int, torch.Tensor]]:
     """Return the graph of `call(entry, inputs)`, and the tensors from outside the module that it holds as constants, by
     id.
 
     call: a function that Dynamo captures. inputs: examples, containers of tensors and plain values; sizes matter,
-    values do not. free: of each leaf of the inputs, the axes that may have other sizes later. Raises CannotRecord for code that
-    does not become one graph, and whatever torch raises as it runs the code on tensors without values.
+    values do not. free: of each leaf of the inputs, the axes that may have other sizes later. Raises CannotRecord for
+    code that does not become one graph, and whatever torch raises as it runs the code on tensors without values.
     """
     leaves, spec = pytree.tree_flatten(inputs)
     for leaf in leaves:
@@ -131,7 +131,7 @@ class _Capture:
                 raise
             raise cause from error
 
-    def graph(self, free: Sequence[Sequence[int]] | None, state: State) -> tuple[Graph, dict]:
+    def graph(self, free: Sequence[Collection[int]] | None, state: State) -> tuple[Graph, dict]:
         returned = self._run(free)
         if self.traced is None:
             raise Unfollowed("it computes nothing with tensors")
@@ -315,7 +315,9 @@ class _Traced:
         for node in sizes:
             wanted = node.meta["val"].node.expr
             for tensor in tensors if node.users and not wanted.is_number else ():
-                shape = [size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.meta["val"].shape]
+                shape = [
+                    size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.meta["val"].shape
+                ]
                 if wanted in shape:
                     with graph.inserting_before(first):
                         size = graph.call_function(torch.ops.aten.sym_size.int, (tensor, shape.index(wanted)))

@@ -20,6 +20,7 @@ from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves, symbols_of
 from torch_bridge.capture.module_call import ModuleCall, parts_of
 from torch_bridge.capture.observed import Observed, concrete
+from torch_bridge.capture.reasons import stopped_by
 from torch_bridge.capture.replay import check_backward, writes_in_checkpoint
 from torch_bridge.datasets import to_torch
 from torch_bridge.device_tensor import DeviceTensor, gathered, of_array
@@ -197,11 +198,10 @@ class ShardedCall(ModuleCall):
         except Exception as error:
             if self._began:
                 raise
-            why = str(torch_api.cause_of(error)).strip().partition("\n")[0]
             log.warning(
                 "%s is not captured whole (%s): its forward and backward pass run on one device",
                 type(self._module).__name__,
-                torch_api.reason_of(torch_api.cause_of(error)) or why,
+                stopped_by(torch_api.cause_of(error)),
             )
             self._alone, self._captured = True, self._in_pieces
             return self._in_pieces(*args, **kwargs)

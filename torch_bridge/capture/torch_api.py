@@ -19,10 +19,11 @@ import sysconfig
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.source import TempLocalSource
@@ -30,7 +31,6 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTra
 from torch._dynamo.variables.lists import DequeVariable
 from torch._dynamo.variables.misc import RandomVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
-from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd import functional_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -93,7 +93,9 @@ def functional_graph(
 
 
 def _check_shared(fakes: Sequence[Any], written: Sequence[int]) -> None:
-    memory = {i: StorageWeakRef(fake.untyped_storage()) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)}
+    memory = {
+        i: StorageWeakRef(fake.untyped_storage()) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)
+    }
     if any(list(memory.values()).count(memory[place]) > 1 for place in written):
         raise RuntimeError("it writes to memory that two of its inputs share")
 
@@ -253,7 +255,7 @@ def fixed_numbers() -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def free_sizes(values: Sequence[Any], axes: Sequence[Sequence[int]] | None) -> Iterator[None]:
+def free_sizes(values: Sequence[Any], axes: Sequence[Collection[int]] | None) -> Iterator[None]:
     """Inside the context, a graph that is captured holds for other sizes of these axes of the values, as far as the
     code allows; None: for the present sizes and numbers alone."""
     if axes is None:
@@ -362,7 +364,10 @@ def _shorten(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, Exception) and record.levelno == logging.WARNING and torch._dynamo.config.suppress_errors:
         why = str(cause_of(error)).strip().partition("\n")[0]
-        record.msg, record.args = "code runs in torch, as Dynamo fails on it: %s: %s", (type(error).__name__, why)
+        named = (
+            why if isinstance(error, torch._dynamo.exc.InternalTorchDynamoError) else f"{type(error).__name__}: {why}"
+        )
+        record.msg, record.args = "code runs in torch, as TorchDynamo fails on it: %s", (named,)
         if raised := _OF_TORCH.search(str(error)):  # a plain mistake, mostly: torch raises it itself
             record.msg, record.args = "code runs in torch, which may raise: %s: %s", raised.group("kind", "text")
         record.exc_info = record.exc_text = None
@@ -593,23 +598,6 @@ def needs_numbers(error: BaseException) -> bool:
     return any(word in str(error) for word in ("SymInt", "symbolic", "Sym(", "does not guard"))
 
 
-def reason_of(error: BaseException) -> str:
-    """Return why Dynamo has stopped at code that it does not capture, where its own words are about itself; "" else."""
-    if not isinstance(error, torch._dynamo.exc.Unsupported):
-        internal = isinstance(error, AssertionError | KeyError | AttributeError) and "fake" in str(error).lower()
-        return "TorchDynamo fails on it" if internal else ""
-    if raised := _RAISED.search(str(error)):
-        text = raised["text"].encode().decode("unicode_escape")
-        return f"it raises {raised['kind']}" + (f": {text}" if text else "")
-    if skipped := _SKIPPED.search(str(error)):
-        return f"it calls {skipped['name']}, which TorchDynamo does not capture"
-    return ""
-
-
-_RAISED = re.compile(r"raised exception (?P<kind>[\w.]+)\((?:(?P<quote>['\"])(?P<text>.*?)(?P=quote))?\)?")
-_SKIPPED = re.compile(r"marked that the function `(?P<name>[^`]+)` should not be traced")
-
-
 def cause_of(error: BaseException) -> BaseException:
     """Return the error of a backend that Dynamo has wrapped, or the error itself."""
     return getattr(error, "inner_exception", None) or error
@@ -617,7 +605,9 @@ def cause_of(error: BaseException) -> BaseException:
 
 def check() -> None:
     """Raise UserError, a sentence, if the installed torch lacks something that this file uses."""
-    missing = [] if "export" in inspect.signature(FunctionalTensorMode).parameters else ["FunctionalTensorMode(export=)"]
+    missing = (
+        [] if "export" in inspect.signature(FunctionalTensorMode).parameters else ["FunctionalTensorMode(export=)"]
+    )
     wanted = {
         "torch._guards.TracingContext": ("try_get",),
         "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta": (
@@ -626,7 +616,7 @@ def check() -> None:
             "num_forward_returns",
             "num_outputs_rng_offset",
         ),
-        "torch._functorch._aot_autograd.schemas.InputAliasInfo": ("mutates_data",),
+        "torch._functorch._aot_autograd.functional_utils": ("to_fun", "from_fun", "has_data_mutation"),
         "torch._decomp": ("core_aten_decompositions",),
         "torch._dynamo.config": (*_WHOLE, *_IN_PIECES),
         "torch._dynamo.exc": ("FailOnRecompileLimitHit", "SkipFrame", "Unsupported"),

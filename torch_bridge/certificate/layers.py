@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from torch_bridge.comparison import Records
-from torch_bridge.from_torch import PREFIX
+from torch_bridge.records import PREFIX
 
 
 class LayerRecord:

@@ -21,9 +21,21 @@ SHARD_BYTES = 5_000_000_000  # largest weight file in a Hugging Face folder
 def save(state: Mapping[str, Any], path: str | pathlib.Path, follow: bool = True) -> pathlib.Path:
     """Write a state dict as .pt (needs torch) or .safetensors, to a temporary file that is renamed when complete.
 
-    state: arrays, torch tensors or LazyArrays; .pt takes nested dicts and lists of them, with plain values. follow: if
-    the path is a link, write the file that it points to; False replaces the link, for folders that may be from
-    elsewhere. Raises UserError for values that the file format cannot hold, and if the file cannot be written.
+    Args:
+        state: arrays, torch tensors or LazyArrays; .pt takes nested dicts and lists of them, with plain values.
+        path: the file; its ending says which kind.
+        follow: if the path is a link, write the file that it points to; False replaces the link, for folders that may
+            be from elsewhere.
+
+    Raises:
+        UserError: for values that the file format cannot hold, and if the file cannot be written.
+
+    Examples:
+        >>> import numpy as np
+        >>> from torch_bridge import files
+        >>> path = files.save({"weight": np.ones((2, 3))}, "weights.safetensors")
+        >>> files.load(path)["weight"].shape
+        (2, 3)
     """
     path = pathlib.Path(path)
     place = path.resolve() if follow and path.is_symlink() else path
@@ -52,7 +64,13 @@ def _tensors(state: Mapping[str, Any], path: pathlib.Path) -> dict[str, Any]:
 
 
 def save_folder(state: Mapping[str, Any], config: Mapping[str, Any], folder: str | pathlib.Path) -> pathlib.Path:
-    """Write `config.json` and the weights for transformers' from_pretrained, in shards of 5 GB with an index."""
+    """Write a folder for transformers' from_pretrained, the weights in shards of 5 GB with an index.
+
+    Args:
+        state: arrays, torch tensors or LazyArrays by transformers' names.
+        config: the content of config.json.
+        folder: where to.
+    """
     folder = pathlib.Path(folder)
     _aside(folder / "config.json", lambda aside: aside.write_text(json.dumps(dict(config), indent=2) + "\n"))
     shards: list[dict[str, Any]] = [{}]
@@ -85,16 +103,23 @@ def _aside(path: pathlib.Path, write: Callable[[pathlib.Path], Any]) -> None:
 
 
 def load(path: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """Return the state dict in a file or Hugging Face folder as numpy arrays. `open_weights` reads one array at a
-    time."""
+    """Return the state dict in a file or Hugging Face folder as numpy arrays. `open_weights` reads one at a time.
+
+    Args:
+        path: a .pt, a .safetensors or a folder.
+    """
     return {key: np.asarray(leaf) for key, leaf in open_weights(path).items()}
 
 
 def open_weights(path: str | pathlib.Path) -> dict[str, LazyArray]:
-    """Return the state dict in a .pt, a .safetensors or a Hugging Face folder as LazyArrays, which are read on use.
+    """Return the state dict of a file or folder as LazyArrays, which are read on use.
 
-    From a training loop's checkpoint dict, take the weights (checkpoint.WEIGHT_KEYS).
-    Raises UserError for a missing, damaged or unsafe file.
+    Args:
+        path: a .pt, a .safetensors or a Hugging Face folder. From a training loop's checkpoint dict, the weights are
+            taken (checkpoint.WEIGHT_KEYS).
+
+    Raises:
+        UserError: for a missing, damaged or unsafe file.
     """
     from torch_bridge.files import checkpoint
 

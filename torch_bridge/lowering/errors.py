@@ -185,15 +185,21 @@ MACHINERY = ("torch_bridge/", "/torch/", "/contextlib.py", "<string>", _TRACED)
 def source_place(stack_trace: str | None) -> tuple[str, int] | None:
     """Return file and line of the innermost frame outside torch and this library; None if there is none."""
     frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
-    outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
+    outside = _users([frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)])
     return (outside[-1]["file"], int(outside[-1]["line"])) if outside else None
+
+
+def _users(frames: list) -> list:
+    """Return the frames outside of Python's own library; all, if each is inside."""
+    users = [frame for frame in frames if not frame["file"].startswith(_LIBRARY) or "site-packages" in frame["file"]]
+    return users or frames
 
 
 def source_line(stack_trace: str | None, own: bool = False) -> str:
     """Return `file:line  code` of the innermost frame outside torch and this library. If there is none, return the
     innermost frame of all, or "" with `own`."""
     frames = [frame for frame in _FRAME.finditer(stack_trace or "") if not frame["file"].startswith(_TRACED)]
-    outside = [frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)]
+    outside = _users([frame for frame in frames if not any(part in frame["file"] for part in MACHINERY)])
     frames = outside or ([] if own else [frame for frame in frames if not any(p in frame["file"] for p in INTERNAL)])
     if not frames:
         return ""

@@ -61,11 +61,23 @@ def lowering(*names: str):
 
 
 def register(name: str, function: Callable | None = None):
-    """Add or replace a lowering: `register("my_ops.scale.default", lambda call, x, factor: x * factor)`.
+    """Add or replace a torch operator's lowering; also a decorator.
 
-    Also a decorator: `@register("aten.special_i0.default")`. The export then keeps the operator whole, even where torch
-    could decompose it. Modules converted before are not affected. Raises ValueError for a name that is not
-    "namespace.operator.overload".
+    The export then keeps the operator whole, even where torch could decompose it. Modules converted before are not
+    affected.
+
+    Args:
+        name: "namespace.operator.overload", as aten.special_i0.default.
+        function: (call, the operator's arguments) -> JAX arrays.
+
+    Raises:
+        ValueError: for a name of another form.
+
+    Examples:
+        >>> from torch_bridge import lowering
+        >>> @lowering.register("my_ops.scale.default")
+        ... def scale(call, x, factor):
+        ...     return x * factor
     """
     if name.count(".") != 2:
         raise ValueError(

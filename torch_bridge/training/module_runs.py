@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError, one_line
 from torch_bridge.datasets import to_numpy, to_torch
-from torch_bridge.from_torch import Record, state_of
+from torch_bridge.from_torch import state_of
 from torch_bridge.lowering.errors import exception_line
+from torch_bridge.records import Record
 from torch_bridge.training.graph_numbers import NotLifted, Numbers, Observation, lift, observed
 from torch_bridge.training.loss_entry import LossEntry
 from torch_bridge.training.torch_task import TorchTask

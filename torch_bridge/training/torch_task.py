@@ -17,13 +17,14 @@ from jaxtrain.config import LoraConfig
 from jaxtrain.errors import UserError, one_line
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.double_values import tell_changed
-from torch_bridge.from_torch import ConvertedModule, Forward, Record, state_of, unwrapped
+from torch_bridge.from_torch import ConvertedModule, state_of, unwrapped
 from torch_bridge.lowering import UnsupportedModel
 from torch_bridge.lowering.errors import ADVICE_FAULT, Obstacle, OperatorFailed, exception_line
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import value_at
 from torch_bridge.lowering.recording.ready import check_ready
+from torch_bridge.records import Forward, Record
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
 from torch_bridge.training.batch_plan import Plan

@@ -116,6 +116,7 @@ ORIGINAL_NAMES = {
         "resolve_artifact_location",
         "resolve_tracking_uri",
     ),
+    "original.optuna_runner": ("OptunaRunner", "create_search_space_from_config"),
     "original.architectures": ("Model",),
     "original.redsm5": ("DSMCriteriaLoader", "ReDSM5DataLoader"),
     "original.prediction": ("predict", "predict_texts"),

@@ -74,7 +74,7 @@ class MultiBlockMaskGenerator:
 
     def __init__(
         self,
-        input_size=224,
+        input_size: int | tuple[int, int] = 224,
         patch_size: int = 16,
         num_target_masks: int = 4,
         target_scale: Range = (0.15, 0.2),

@@ -28,7 +28,7 @@ class Attention(nn.Module):
 
     def forward(self, x, rotation=None):
         batch, tokens, width = x.shape
-        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         if rotation is not None:
             q, k = rotation(q), rotation(k)
         y = functional.scaled_dot_product_attention(q, k, v)
@@ -135,7 +135,7 @@ class VisionTransformer(nn.Module):
             x = x * (1 - mask.to(x.dtype))[..., None]
         if keep is not None:
             x = x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
-        first = (self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1)
+        first = (self.cls_token + self.pos_embed[:, :1]).expand(x.shape[0], -1, -1)
         x = self.pos_drop(torch.cat([first, x], dim=1))
         rotation = self._rotation(x, keep)
         for block in self.blocks:

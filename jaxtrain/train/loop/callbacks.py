@@ -28,7 +28,18 @@ WHILE_TRAINING = ("on_train_start", "on_step_end", "on_epoch_end", "on_evaluatio
 
 
 class Every:
-    """Callback that calls `function(trainer, step, metrics)` every `steps` steps: `callbacks=[Every(100, show)]`."""
+    """Callback that calls a function every so many steps.
+
+    Args:
+        steps: between two calls.
+        function: (trainer, step, metrics) -> None; reading a metric waits for the step.
+
+    Examples:
+        >>> from jaxtrain.train.loop.callbacks import Every
+        >>> show = Every(100, lambda trainer, step, metrics: print(step, metrics["loss"]))
+        >>> show.on_step_end(None, 200, {"loss": 0.5})
+        200 0.5
+    """
 
     def __init__(self, steps: int, function: Callable[[Any, int, Mapping[str, float]], None]):
         if steps < 1:

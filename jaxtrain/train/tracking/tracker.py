@@ -1,6 +1,7 @@
 """Write a run's logs: console, train.log, metrics.jsonl and trackers. Only process 0 writes."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from jaxtrain import redaction, strict_json
 from jaxtrain.errors import UserError, reason
 from jaxtrain.runtime.kept_file import KeptFile
-from jaxtrain.runtime.terminal import is_terminal
+from jaxtrain.runtime.terminal import is_notebook, is_terminal
 from jaxtrain.train.tracking.backends import Backend, make_backends
 from torch_bridge.atomic_file import replacing
 
@@ -128,9 +129,12 @@ class Tracker:
         self.warn(f"{name} failed and is off for the rest of the run: {reason(error)}")
 
     def progress(self, done: int, total: int) -> None:
-        """Start the progress bar (only on a terminal)."""
-        if self.active and not self.quiet and is_terminal(sys.stderr):
-            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, smoothing=0.05)
+        """Start the progress bar, on a terminal or in a notebook, where it is a widget if ipywidgets is installed."""
+        if self.active and not self.quiet and (is_terminal(sys.stderr) or is_notebook()):
+            bar = tqdm
+            if is_notebook() and importlib.util.find_spec("ipywidgets"):
+                from tqdm.notebook import tqdm as bar
+            self._bar = bar(total=total, initial=done, unit="step", dynamic_ncols=True, smoothing=0.05)
 
     def advance(self, steps: int, values: Mapping[str, float] | None = None) -> None:
         if self._bar is not None:

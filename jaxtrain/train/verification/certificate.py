@@ -11,8 +11,16 @@ AGREES, DEPARTS, LEFT_OUT = "agrees", "departs", "not compared"
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Check of one claim. differences: torch_bridge.comparison.Difference, in the order of the computation. notes:
-    sentences. left_out: why nothing was compared, or ""."""
+    """Check of one claim.
+
+    Attributes:
+        name: the check's.
+        claim: a sentence.
+        differences: torch_bridge.comparison.Difference, in the order of the computation.
+        notes: sentences.
+        left_out: why nothing was compared, or "".
+        own: torch's own error against another precision, from which the limit was set.
+    """
 
     name: str
     claim: str
@@ -41,8 +49,13 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Result of all checks. subject: facts on what was compared. checks: in order. curves: side -> losses of every
-    update."""
+    """Result of all checks.
+
+    Attributes:
+        subject: facts on what was compared.
+        checks: in order.
+        curves: side -> losses of every update.
+    """
 
     subject: Mapping[str, Any]
     checks: Sequence[Check]

@@ -41,17 +41,19 @@ def _get(address):
 
 
 def test_the_page_has_points_that_were_written_after_the_server_started(server, folder):
-    assert "at step 77" not in _get(server.address)[1]
+    assert "77,0.5" not in _get(server.address)[1]
     point = {"step": 77, "epoch": 77, "split": "train", "values": {"loss": 0.5}}
     with (folder / "metrics.jsonl").open("a") as file:
         file.write("\n" + json.dumps(point) + "\n")
-    assert "first, train: 0.5 at step 77" in _get(server.address)[1]
+    assert " 77,0.5" in _get(server.address)[1]
 
 
 def test_a_browser_loads_the_page_again_until_the_run_has_ended(server, folder):
     assert 'http-equiv="refresh"' not in _get(server.address)[1]
     (folder / "summary.json").unlink()
-    assert f'<meta http-equiv="refresh" content="{live.REFRESH_S}">' in _get(server.address)[1]
+    page = _get(server.address)[1]
+    assert f'<meta http-equiv="refresh" content="{live.REFRESH_S}">' in page
+    assert '<td>not finished</td></tr><tr><td>steps</td><td class="n">39</td>' in page
 
 
 def test_nothing_else_of_the_disk_is_served(server):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -39,17 +40,19 @@ def test_the_page_holds_summary_curves_config_tables_and_pictures_without_a_requ
         assert wanted in page
     assert "data:image/png;base64," in page
     assert requests_of(page) == []
-    assert "<script" not in page
+    assert page.count("<script") == page.count("<script>") == 1
 
 
 def test_a_curve_tells_its_values_and_every_evaluation_is_a_row(folder):
     assert report.main(["--run", str(folder)]) == 0
     page = (folder / "report.html").read_text()
-    assert "first, validation: 0.1353 at step 2</title>" in page
-    assert 'text-anchor="middle">step</text>' in page
+    line = re.search(r'data-label="first, validation" data-values="([^"]*)"', page).group(1)
+    assert line.startswith("1,0.367879 2,0.135335 ")
+    for axis in ("step", "loss", "learning rate"):
+        assert f'text-anchor="middle">{axis}</text>' in page
     rows = page.partition("Evaluations of first")[2].partition("</table>")[0]
     assert rows.count("<td>validation</td>") == 39
-    assert "<td>39</td><td>validation</td>" in rows
+    assert '<td class="n">39</td><td>validation</td>' in rows
 
 
 def test_runs_side_by_side_show_the_settings_that_differ(folder, tmp_path):
@@ -98,6 +101,38 @@ def test_a_browser_opens_the_page_without_complaint(folder, width):
     document, complaints = open_page(folder / "report.html", width)
     assert complaints == []
     assert document.count("<svg") == 2
+
+
+PROBE = """<script>{
+const line = () => document.querySelector('svg[aria-label="loss by step"] polyline + polyline');
+const before = line().getAttribute("points");
+const slider = document.querySelector(".controls input[type=range]");
+slider.value = 0.9;
+slider.dispatchEvent(new Event("input"));
+document.body.dataset.smoothed = before !== line().getAttribute("points");
+const chart = document.querySelector("svg[data-box]"), box = chart.getBoundingClientRect();
+chart.dispatchEvent(new PointerEvent("pointermove", { clientX: box.x + box.width / 2, clientY: box.y + 20 }));
+document.body.dataset.tip = document.querySelector(".tip").textContent;
+const run = document.querySelector(".controls input[type=checkbox]");
+run.click();
+document.body.dataset.off = document.querySelectorAll(".run.c0.off").length;
+document.body.dataset.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+}</script>"""
+
+
+@needs_browser
+def test_the_slider_smooths_the_pointer_tells_values_and_a_run_is_switched_off(folder, tmp_path):
+    other = write_run(tmp_path / "second", lr=3e-3)
+    output = tmp_path / "both.html"
+    report.main(["--run", str(folder), "--run", str(other), "--output", str(output)])
+    output.write_text(output.read_text().replace("</body>", PROBE + "</body>"))
+    document, complaints = open_page(output, 500)
+    assert complaints == []
+    seen = dict(re.findall(r'data-(smoothed|tip|off|wide)="([^"]*)"', document))
+    assert seen["smoothed"] == "true"
+    assert re.match(r"step 17first, train: \S+ \(4\.140e-8\)first, validation: 4\.140e-8second", seen["tip"])
+    assert int(seen["off"]) >= 2
+    assert seen["wide"] == "0"
 
 
 def test_reading_an_absent_folder_is_the_users_mistake(tmp_path):

@@ -26,7 +26,7 @@ def main(argv: commands.Arguments = None) -> int:
     p = commands.parser(
         "completion",
         "Print a script with which a shell completes the commands and options of `jaxtrain` and `jxt`.",
-        "jaxtrain completion bash > ~/.local/share/bash-completion/completions/jaxtrain",
+        "python -m jaxtrain.completion bash > ~/.local/share/bash-completion/completions/jaxtrain",
     )
     p.add_argument("shell", choices=("bash", "zsh", "fish"))
     return commands.main(lambda arguments: print(script(arguments.shell)), p.parse_args(argv))

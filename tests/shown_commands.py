@@ -95,7 +95,7 @@ ELSEWHERE = {
     ],
     "tests/e2e/test_completion.py::test_bash_offers_what_begins_as_typed": [
         "jaxtrain completion bash",
-        "jaxtrain completion bash > ~/.local/share/bash-completion/completions/jaxtrain",
+        "python -m jaxtrain.completion bash > ~/.local/share/bash-completion/completions/jaxtrain",
     ],
     "tests/e2e/test_failing_files.py::test_every_call_that_fails_is_one_sentence": [
         "python -m tests.failing_files run",

@@ -21,6 +21,8 @@ TORCH_PACKAGES = {
     "datasets",
     "device_tensor",
     "awaited",
+    "batch_tensors",
+    "records",
     "exchange",
     "function",
     "module",

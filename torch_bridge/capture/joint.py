@@ -76,7 +76,7 @@ def joint_graph(
     check_backward(gm)
     shapes = [size for value in example_inputs if isinstance(value, torch.Tensor) for size in value.shape]
     changes = not all(type(size) is int for size in shapes)  # warnings would show symbols, and have been shown before
-    seen: dict[str, Any] = {}  # after the first of two passes
+    seen: dict[str, Any] = {}
 
     def step(*arguments: Any) -> list:
         inputs = list(arguments)
@@ -85,7 +85,7 @@ def joint_graph(
                 inputs[place] = inputs[place].detach().requires_grad_()
             leaves = [inputs[place] for place in differentiable]
             with torch.fx.traceback.preserve_node_meta():  # the user's lines
-                outputs = list(Replay(gm, mode, warns=not seen and not changes).run(*inputs))
+                outputs = list(Replay(gm, mode, warns=not changes).run(*inputs))
             grads: list[Any] = []
             if leaves:
                 grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True))

@@ -218,12 +218,11 @@ class _Traced:
         graded = [place for place, real in enumerate(reals) if _may_have_gradient(real, leaves)]
 
         def step(*arguments: Any) -> list:
-            inputs, again = list(arguments), bool(kinds)
-            kinds.clear()
+            inputs = list(arguments)
             with torch.enable_grad(), torch.fx.traceback.preserve_node_meta():
                 for place in graded:
                     inputs[place] = inputs[place].detach().requires_grad_()
-                results = list(CuttingReplay(gm, mode, warns=not again and not changes).run(*inputs))
+                results = list(CuttingReplay(gm, mode, warns=not changes).run(*inputs))
             for result in results:
                 if not isinstance(result, torch.Tensor | torch.SymInt):
                     raise Unfollowed(f"it returns {type(result).__name__}")

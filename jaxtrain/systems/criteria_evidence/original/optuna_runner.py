@@ -108,13 +108,6 @@ class OptunaRunner:
         with replacing(pathlib.Path(output_path)) as aside:
             joblib.dump(self.study, aside)
 
-    def load_study(self, study_path: str | pathlib.Path) -> "optuna.Study":
-        """Take the study of a file of `save_study`. Load no stranger's file: loading runs the code in it."""
-        import joblib
-
-        self.study = joblib.load(study_path)
-        return self.study
-
     def export_best_config(self, output_path: str | pathlib.Path) -> None:
         """Write the best trial's parameters as YAML, name: value."""
         write_text(output_path, yaml.safe_dump(self.get_best_params(), sort_keys=False))

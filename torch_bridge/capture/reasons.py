@@ -3,6 +3,7 @@
 import re
 
 from torch_bridge.capture import torch_api
+from torch_bridge.lowering.errors import speaks_of_internals
 
 _CALLED = (  # names, as torch writes them, and what a call of them does
     (r"print", "prints (print after the step)"),
@@ -39,6 +40,8 @@ _HEADLINES = (  # the beginning of torch's words
 _OPERATOR = re.compile(r"unsupported operator: (?:aten\.)?(?P<name>\w+)")
 _RAISED = re.compile(r"raised exception (?P<kind>[\w.]+)\((?:(?P<quote>['\"])(?P<text>.*?)(?P=quote))?\)?")
 
+_OF_USER = re.compile(r"(?!Assertion|Key|Attribute|Type)[A-Z]\w*(Error|Exception): ")  # raised while torch reads the code
+
 
 def reason_of(error: BaseException) -> str:
     """Return what stopped the capture of a line, where torch's or JAX's own words are about their capture; "" else."""
@@ -58,6 +61,8 @@ def reason_of(error: BaseException) -> str:
     internal = isinstance(error, AssertionError | KeyError | AttributeError) and "fake" in text.lower()
     if internal:
         return "TorchDynamo fails on it"
+    if stopped and _OF_USER.match(headline) and not speaks_of_internals(headline):
+        return headline
     return "TorchDynamo does not capture it" if stopped or "Tracer" in headline else ""
 
 

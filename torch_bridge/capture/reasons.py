@@ -40,7 +40,8 @@ _HEADLINES = (  # the beginning of torch's words
 _OPERATOR = re.compile(r"unsupported operator: (?:aten\.)?(?P<name>\w+)")
 _RAISED = re.compile(r"raised exception (?P<kind>[\w.]+)\((?:(?P<quote>['\"])(?P<text>.*?)(?P=quote))?\)?")
 
-_OF_USER = re.compile(r"(?!Assertion|Key|Attribute|Type)[A-Z]\w*(Error|Exception): ")  # raised while torch reads the code
+# What user code raises while torch reads it.
+_OF_USER = re.compile(r"(?!Assertion|Key|Attribute|Type)[A-Z]\w*(Error|Exception): ")
 
 
 def reason_of(error: BaseException) -> str:

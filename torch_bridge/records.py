@@ -137,7 +137,6 @@ class Record:
             with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
                 graph = self._captured(examples, self._free_axes(leaves, spec)) if _captures() else None
                 if graph is None:
-                    before.restore()
                     recorded = recording.export(
                         self.entry, examples, self.captured, self._read, self.left, graded=training
                     )
@@ -174,10 +173,9 @@ class Record:
             raise
         except Exception as error:  # whatever the code raises: what records it tells of it
             log.info("%s is recorded: %s", type(self.entry.wrapped_module).__name__, str(error).partition("\n")[0])
+            watch.restore()
             return None
         self.captured.update(outside)
-        self.left.update(watch.names())
-        self.left.note(watch.values())
         return graph
 
     def _tensors(self) -> State:

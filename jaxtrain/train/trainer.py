@@ -73,6 +73,7 @@ class Trainer(SavedWeights):
 
     Examples:
         >>> import torch, jaxtrain
+        >>> seed = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         >>> data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))

@@ -73,11 +73,10 @@ class Trainer(SavedWeights):
 
     Examples:
         >>> import torch, jaxtrain
-        >>> seed = torch.manual_seed(0)
         >>> model = torch.nn.Linear(3, 1)
         >>> x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
         >>> data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-        >>> config = jaxtrain.TrainingConfig(learning_rate=0.1, num_epochs=20, run={"name": "sums", "quiet": True})
+        >>> config = jaxtrain.TrainingConfig(learning_rate=0.1, num_epochs=100, run={"name": "sums", "quiet": True})
         >>> trainer = jaxtrain.Trainer(model, data, data, config, loss=torch.nn.MSELoss())
         >>> trainer.train()["best_val_loss"] < 0.1
         True

@@ -10,7 +10,7 @@ import contextvars
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -246,7 +246,7 @@ class _Traced:
         constants |= {of_leaf[i].name: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         if any(id(self.reals[place]) in state.trained for place in self.written):
             raise Unfollowed("it writes to a parameter")
-        results = list(output_of(self.module).args[0])
+        results = list(cast(Sequence, output_of(self.module).args[0]))
         new_values = [(results[n], names[nodes[i]]) for n, i in enumerate(self.written) if nodes[i] in names]
         by_tensor = {id(real): node for node, real in zip(nodes, self.reals, strict=True) if real is not None}
         by_tensor |= {id(leaf): of_leaf[place] for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
@@ -324,7 +324,9 @@ class _Traced:
                     node.replace_all_uses_with(size)
                     break
             if wanted.is_number:
-                node.replace_all_uses_with(int(wanted))
+                number = lambda used, size=node, value=int(wanted): value if used is size else used
+                for user in list(node.users):
+                    user.args = cast(tuple, torch.fx.node.map_arg(user.args, number))
             if node.users:
                 raise Unfollowed(f"it computes with a size, {wanted}, of no tensor")
             graph.erase_node(node)

@@ -1,5 +1,6 @@
 """The original's DeiT-III augmentations: RandAugment, erased boxes, mixed batches. Source: Touvron et al. 2022."""
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -114,7 +115,7 @@ class RandomErasing(nn.Module):
         return image
 
 
-class _Mixed:
+class _Mixed(abc.ABC):
     """A transform of a batch, with probability `prob`: (images [batch, C, H, W], labels) -> images, [batch, class].
 
     labels: int [batch], or rows that sum to 1. Numbers follow torch's generator.
@@ -133,8 +134,9 @@ class _Mixed:
         images, share = self.mix(images, images[other], share)
         return images, share * rows + (1 - share) * rows[other]
 
+    @abc.abstractmethod
     def mix(self, images: torch.Tensor, others: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
-        raise NotImplementedError
+        """Return the mixed images, and the share of the first in each."""
 
 
 class Mixup(_Mixed):

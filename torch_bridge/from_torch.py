@@ -18,7 +18,6 @@ from torch_bridge.layouts import Buffer, Carry, Frozen, key_of
 from torch_bridge.lazy_array import to_host
 from torch_bridge.lowering import wide_integers
 from torch_bridge.lowering.dtypes import jax_dtype
-from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.records import Forward, Record
 from torch_bridge.state_dict import state_dict
 
@@ -40,7 +39,7 @@ def from_torch(
         UnsupportedModel: which lists everything that cannot be converted.
     """
     module = unwrapped(module)
-    record = Record(Forward(module, PythonInputs(module.forward, {"": module})))
+    record = Record(Forward(module))
     for mode in modes:
         record.graph(bind(module, *as_arguments(example_inputs)), training=mode == "training")
     return ConvertedModule(record, module)

@@ -21,7 +21,7 @@ from torch_bridge.exchange import Queue, is_on, products, to_host, to_tensor
 from torch_bridge.exchange import settle as wait_for_torch
 from torch_bridge.lazy_array import to_host as whole
 from torch_bridge.lowering.errors import WideIntegers
-from torch_bridge.lowering.recording.ready import device_of
+from torch_bridge.lowering.ready import device_of
 from torch_bridge.lowering.wide_integers import as_wide, fits
 
 __all__ = [

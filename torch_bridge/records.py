@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,25 +11,32 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from jaxtrain.errors import UserError
 from jaxtrain.runtime.waits import Waits
-from torch_bridge.capture.module_graph import State, module_graph
-from torch_bridge.lowering.errors import NoLoss, line_in
-from torch_bridge.lowering.interpreter import Graph, graph_of
+from torch_bridge.capture.module_graph import module_graph
+from torch_bridge.capture.module_hooks import refused_hooks
+from torch_bridge.capture.traced import State
+from torch_bridge.capture.unsupported import refused_at_sight, unsupported
+from torch_bridge.lowering.errors import (
+    ADVICE_HOOKS,
+    ADVICE_READY,
+    ADVICE_STATE,
+    NoLoss,
+    Obstacle,
+    UnsupportedModel,
+    line_in,
+    merge,
+)
+from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.python import assigned_buffers
 from torch_bridge.lowering.python.effects import Changes
-from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.state import Watch
-from torch_bridge.lowering.recording import export as recording
-from torch_bridge.lowering.recording.stand_ins import everywhere
+from torch_bridge.lowering.ready import device_of, unready
 from torch_bridge.lowering.recording_lock import RECORDING_LOCK
-from torch_bridge.lowering.structure import with_fields
 from torch_bridge.lowering.table import Call
 from torch_bridge.random_state import undrawn
 
 log = logging.getLogger(__name__)
 
-CAPTURE = "JAXTRAIN_CAPTURE"  # environment variable: "dynamo" lets TorchDynamo capture modules first
 PREFIX = "wrapped_module."  # prefix of the module's names inside an entry
 
 
@@ -38,24 +44,12 @@ class Forward(torch.nn.Module):
     """A module's call, with its arguments in their original containers. Outputs that are neither tensors nor numbers,
     such as a key-value cache, become None: no loss or metric reads them. Dataclasses become dicts."""
 
-    def __init__(self, module: torch.nn.Module, reads: PythonInputs | None = None):
+    def __init__(self, module: torch.nn.Module):
         super().__init__()
-        self.wrapped_module, self.reads = module, reads
+        self.wrapped_module = module
 
-    def call(self, inputs: tuple) -> Any:
-        """Call the module; this is what Dynamo captures."""
-        return self.wrapped_module(*inputs[0], **inputs[1])
-
-    def forward(self, args: tuple, kwargs: dict):
-        with everywhere(self.reads):
-            outputs = with_fields(self.wrapped_module(*args, **kwargs))
-        return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, _KNOWN) else self.other_output(leaf), outputs)
-
-    def other_output(self, leaf: Any) -> None:
-        """Return what takes the place of an output that is neither a tensor nor a number."""
-
-
-_KNOWN = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float, complex, str, bytes)
+    def forward(self, args: tuple, kwargs: dict) -> Any:
+        return self.wrapped_module(*args, **kwargs)
 
 
 class Record:
@@ -74,7 +68,6 @@ class Record:
         """parts: see `graph_of`. effects: see `PythonInputs.effects`, for what the entry reads."""
         self.entry, self.parts, self._effects = entry, parts, effects
         self._graphs: dict[bool, list[tuple[Graph, Any]]] = {False: [], True: []}
-        self._read: dict[str, str] = {}
         self._shapes: dict[Any, list[list[tuple[int, ...]]]] = {}  # of the inputs of each graph, by their structure
         self.doubles: dict[str, np.ndarray] = {}  # values of float64 and complex128 tensors, which JAX has rounded
         self.captured: dict[int, torch.Tensor] = {}  # tensors from outside the module that the graphs hold as constants
@@ -90,10 +83,9 @@ class Record:
             if refusal is None:
                 return graph, leaves
         if refusal is not None:
-            log.info("%s is recorded once more: %s", type(self.entry.wrapped_module).__name__, refusal)
+            log.info("%s is captured once more: %s", type(self.entry.wrapped_module).__name__, refusal)
         graph = self._record(leaves, spec, training)
         self._graphs[training].append((graph, spec))
-        recording.check_read(self.entry, self._read, self.changed())
         return graph, leaves
 
     def holds(self, inputs: tuple, training: bool) -> bool:
@@ -134,17 +126,12 @@ class Record:
                 self.entry.eval()
             elif own_train or not module.training:  # a torch loop calls train(), which the user may have overridden
                 self.entry.train()
-            with self._effects() as changed, Waits(type(module).__name__, line_in).during("is recorded"):
-                graph = self._captured(examples, self._free_axes(leaves, spec)) if _captures() else None
-                if graph is None:
-                    recorded = recording.export(
-                        self.entry, examples, self.captured, self._read, self.left, graded=training
-                    )
-                    graph = graph_of(recorded, PREFIX, self.parts)
+            with self._effects() as changed, Waits(type(module).__name__, line_in).during("is captured"):
+                graph = self._capture(examples, self._free_axes(leaves, spec), before)
             self.left |= changed
             return graph
         finally:
-            before.restore()  # attributes that a user's own train() has set besides the modes
+            before.restore()  # what the code has set, and a user's own train() besides the modes
             for name, inner in self.entry.named_modules():
                 inner.training = modes[name]
 
@@ -161,21 +148,30 @@ class Record:
             free.append({axis for axis in axes if axis == 0 or len(sizes[axis]) > 1})
         return free
 
-    def _captured(self, examples: tuple, free: list[set[int]]) -> Graph | None:
-        """Return the graph that TorchDynamo captures; None if the code is recorded instead."""
-        watch = Watch(self.entry)
-        inputs = recording.checked(self.entry, examples)
+    def _capture(self, examples: tuple, free: list[set[int]], watch: Watch) -> Graph:
+        """Return the graph that TorchDynamo captures. Raises UnsupportedModel for code that is not one graph."""
+        name = type(self.entry.wrapped_module).__name__
+        if parts := list(unready(self.entry)):
+            raise UnsupportedModel(name, parts, ADVICE_READY)
+        if hooks := list(refused_hooks(self.entry)):
+            raise UnsupportedModel(name, merge(hooks), ADVICE_HOOKS)
+        device = device_of(self.entry)  # where a torch loop would have put the inputs
+        inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), examples)
+        if (refused := refused_at_sight(self.entry, inputs)) is not None:
+            raise refused
         try:
             with RECORDING_LOCK, assigned_buffers.kept(self.entry), undrawn():
-                call = type(self.entry).call
-                graph, outside = module_graph(call, self.entry, inputs, self._tensors(), free)
+                graph, outside = module_graph(inputs, self._tensors(), free, watch)
         except NoLoss:
             raise
-        except Exception as error:  # whatever the code raises: what records it tells of it
-            log.info("%s is recorded: %s", type(self.entry.wrapped_module).__name__, str(error).partition("\n")[0])
+        except Exception as error:  # whatever the code raises
             watch.restore()
-            return None
+            raise unsupported(self.entry, inputs, error) from error
+        if watch.misfits:
+            raise UnsupportedModel(name, [Obstacle(what) for what in dict.fromkeys(watch.misfits)], ADVICE_STATE)
         self.captured.update(outside)
+        self.left.update(watch.names())
+        self.left.note(watch.values())
         return graph
 
     def _tensors(self) -> State:
@@ -193,7 +189,7 @@ class Record:
                     if part is not None:
                         name, always = (self.parts or {})[part] + name.removeprefix(part), lasting
                     (names if always else written).setdefault(id(tensor), name.removeprefix(PREFIX))
-        return State(names, written, {id(p) for p in self.entry.parameters() if p.requires_grad})
+        return State(self.entry, names, written, {id(p) for p in self.entry.parameters() if p.requires_grad})
 
     def run(self, model: Any, inputs: tuple, rngs: Callable | None, valid: Any = None) -> Any:
         """Run the graph for these inputs with the model's variables; write the buffers that it changes."""
@@ -205,14 +201,6 @@ class Record:
             dtype = variables[name].dtype
             variables[name].set_value(value if dtype == np.int64 else jnp.asarray(value, dtype))
         return outputs
-
-
-def _captures() -> bool:
-    """Return True if the user has chosen TorchDynamo's capture. Raises UserError for another word."""
-    chosen = os.environ.get(CAPTURE, "")
-    if chosen not in ("", "dynamo"):
-        raise UserError(f"{CAPTURE}={chosen}: no such capture; set it to dynamo, or leave it out")
-    return bool(chosen)
 
 
 def as_torchs(value: jax.Array) -> jax.Array:

@@ -10,7 +10,6 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
-from torch_bridge.lowering.recording.export_patches import from_numpy_takes_tensors
 from torch_bridge.second_derivatives import twice_differentiable  # noqa: F401
 
 
@@ -142,7 +141,7 @@ def loss_of(arguments: Sequence[Any], loss_fn: Callable, batch: Any, optimizer: 
         batch = pytree.tree_map(lambda leaf: to_torch(leaf) if is_array(leaf) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"
-    with torch.autocast(device, torch.bfloat16, enabled=lowered), from_numpy_takes_tensors():
+    with torch.autocast(device, torch.bfloat16, enabled=lowered):
         return loss_fn(*arguments, batch)
 
 

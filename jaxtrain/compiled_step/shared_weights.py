@@ -47,7 +47,7 @@ class SharedWeights:
         modules' weights, which are read onto the devices, not into torch's tensors."""
         from torch_bridge import from_torch, lazy_scalar, module_tensors, replicas, step_rules, torch_edits
         from torch_bridge.loose_parameters import given, loose_parameters
-        from torch_bridge.lowering.recording import ready
+        from torch_bridge.lowering import ready
 
         self.bridge, self.exchange, self.edits = step_rules, module_tensors, torch_edits
         self.lazy = lazy_scalar

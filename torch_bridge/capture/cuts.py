@@ -12,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
+from torch_bridge.capture.module_hooks import has_module_hooks
 from torch_bridge.capture.replay import Replay, name_of, nodes_of, writes
 from torch_bridge.lowering.errors import Unfollowed
 
@@ -33,19 +34,25 @@ def _(value):
     return torch.empty_like(value)
 
 
-def check(gm: torch.fx.GraphModule) -> None:
-    """Raise Unfollowed for a graph in which the code has a part in the backward pass, which JAX does not run."""
+class OwnBackward(Unfollowed):
+    """Error for code with a part in its own backward pass, which torch's autograd knows and JAX does not."""
+
+
+def check(gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
+    """Raise OwnBackward for a graph in which the code has a part in the backward pass. inputs: real ones."""
+    if has_module_hooks(gm) or any(value._backward_hooks for value in inputs):
+        raise OwnBackward("a module or a tensor has a hook on its gradients")
     for node in nodes_of(gm):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise Unfollowed(f"it uses {node.target}")
+            raise OwnBackward(f"it uses {node.target}")
         if node.op in ("call_function", "call_method") and name_of(node) in _OWN_GRADIENTS:
-            raise Unfollowed(f"it calls {name_of(node)}")
+            raise OwnBackward(f"it calls {name_of(node)}")
 
 
 class CuttingReplay(Replay):
     """Run a graph of Dynamo's under torch's autograd, with `stop_gradient` wherever a gradient ends.
 
-    Raises Unfollowed for a write that autograd does not see to a tensor that has a gradient, or that shares its memory
+    Raises OwnBackward for a write that autograd does not see to a tensor that has a gradient, or that shares its memory
     with a result at which a gradient ends: there a functional graph and torch part.
     """
 
@@ -63,7 +70,7 @@ class CuttingReplay(Replay):
         for value in written:
             unseen = not (torch.is_grad_enabled() and value.requires_grad)
             if _memory(value) in self._shared or (unseen and _memory(value) in self._graded):
-                raise Unfollowed("it writes, past autograd, to a tensor that has a gradient")
+                raise OwnBackward("it writes, past autograd, to a tensor that has a gradient")
         result = super().run_node(node)
         self._graded |= {_memory(value) for value in _tensors([result, *written]) if value.requires_grad}
         if not from_graded or name_of(node) in _STATISTICS:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_bridge.capture import torch_api
 from torch_bridge.lowering import selections
-from torch_bridge.lowering.errors import source_line
+from torch_bridge.lowering.errors import CannotRecord, Obstacle, module_path, source_line
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.views import in_order
@@ -67,6 +68,43 @@ def refusal(module: torch.fx.GraphModule) -> str:
     calls = [call for node in nodes for call in (node, *node.all_input_nodes)]  # a check has no line of its own
     where = next((f", at {line}" for call in calls if (line := source_line(call.stack_trace))), "")
     return what + where
+
+
+class NoLowering(CannotRecord):
+    """Error for operators that JAX cannot compute. obstacles: each, with its line and module."""
+
+    def __init__(self, obstacles: list[Obstacle]):
+        self.obstacles = obstacles
+        super().__init__(", ".join(dict.fromkeys(obstacle.what for obstacle in obstacles)))
+
+
+def check(module: torch.fx.GraphModule) -> None:
+    """Raise NoLowering with everything in a graph that JAX cannot compute."""
+    missing = without_lowering(module)
+    graphs = [inner.graph for inner in module.modules() if isinstance(inner, torch.fx.GraphModule)] if missing else []
+    found = [
+        Obstacle(what, source_line(node.stack_trace), module_path(node))
+        for node, what in selections.obstacles(module.graph)
+    ]
+    reported = {obstacle.where for obstacle in found}
+    for node in (node for graph in graphs for node in graph.nodes):
+        name = str(node.target)
+        if name in missing and source_line(node.stack_trace) not in reported:
+            what = _OF_MEMORY.format(name) if _reads_memory(node) else f"{name} has no lowering"
+            found.append(Obstacle(what, source_line(node.stack_trace), module_path(node)))
+        dtype = next((each.removeprefix(f"{name} with ") for each in missing if each.startswith(f"{name} with ")), "")
+        if dtype and any(str(value.dtype) == dtype for value in _tensors(node.meta.get("val"))):
+            what = f"{name} makes numbers of {dtype}, which JAX does not have"
+            found.append(Obstacle(what, source_line(node.stack_trace), module_path(node)))
+    if found:
+        raise NoLowering(found)
+
+
+_OF_MEMORY = "{} addresses the memory of a view: call .contiguous().clone() before it"
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -65,7 +65,7 @@ def joint_graph(
     """Trace Dynamo's graph, and torch.autograd.grad of one of its outputs, into one functional ATen graph.
 
     gm, example_inputs: what Dynamo gives to a backend; real tensors do too. differentiable: positions of the inputs to
-    differentiate by; each counts as a leaf, whose own hooks run on its gradient. loss_index: position among the graph's
+    differentiate by; each counts as a leaf without hooks. loss_index: position among the graph's
     outputs, which are a flat tuple; the loss must be a scalar. Gradients that the code itself asks for
     (autograd.Function, checkpoint, hooks, torch.autograd.grad, no_grad) are plain operators of the graph. Attention is
     one operator with its own backward, which a fused kernel may compute.
@@ -89,8 +89,6 @@ def joint_graph(
             grads: list[Any] = []
             if leaves:
                 grads = list(torch.autograd.grad(outputs[loss_index], leaves, allow_unused=True))
-            for number, place in enumerate(differentiable):
-                grads[number] = _hooked(example_inputs[place], grads[number])
         seen["gradients"] = [place for place, grad in zip(differentiable, grads, strict=True) if grad is not None]
         seen["outputs"] = [_kind(output) for output in outputs]
         outputs = [output.detach() if isinstance(output, torch.Tensor) else output for output in outputs]
@@ -104,14 +102,6 @@ def joint_graph(
     if why := decompositions.refusal(graph):
         raise CannotRecord(why)
     return Captured(AtenProgram(graph), tuple(mutated), tuple(seen["outputs"]), tuple(seen["gradients"]))
-
-
-def _hooked(leaf: torch.Tensor, grad: Any) -> Any:
-    """Run the hooks of a leaf, which the fresh leaf in the traced step does not have, on its gradient."""
-    for hook in (leaf._backward_hooks or {}).values() if grad is not None else ():
-        changed: Any = cast(Any, hook)(grad)
-        grad = grad if changed is None else changed
-    return grad
 
 
 def _kind(output: Any) -> Any:

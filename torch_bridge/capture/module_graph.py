@@ -7,56 +7,43 @@ Code that has a part in its own backward pass, or that changes something in Pyth
 import collections
 import contextlib
 import contextvars
-import dataclasses
+import copy
+import functools
+import logging
 import types
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
-from torch_bridge.capture import artefacts, decompositions, torch_api
-from torch_bridge.capture.aten_program import output_of
-from torch_bridge.capture.attention import formula_if_twice, one_operator
-from torch_bridge.capture.compiled_graph import refusal
-from torch_bridge.capture.cuts import CuttingReplay, check
-from torch_bridge.capture.replay import check_backward
-from torch_bridge.lowering import constant_tensors
-from torch_bridge.lowering.dtypes import category, jax_dtype
-from torch_bridge.lowering.errors import CannotRecord, Unfollowed
+from torch_bridge.capture import torch_api
+from torch_bridge.capture.module_hooks import has_module_hooks, marked_hooks
+from torch_bridge.capture.padded_encoder import zeros_at_padding
+from torch_bridge.capture.replay import check_backward, name_of, nodes_of
+from torch_bridge.capture.traced import Result, State, Traced
+from torch_bridge.lowering.errors import CannotRecord, Unfollowed, source_line
 from torch_bridge.lowering.interpreter import Graph
-from torch_bridge.lowering.recording.sizes import Sizes
-from torch_bridge.lowering.structure import Structure, with_fields
+from torch_bridge.lowering.python import assigned_buffers
+from torch_bridge.lowering.python.state import Watch
+from torch_bridge.lowering.recording_lock import quiet
+from torch_bridge.lowering.structure import with_fields
 
+log = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-@dataclasses.dataclass
-class State:
-    """The tensors of a module by identity. names: of parameters and buffers that a graph takes from its caller;
-    written: further ones that it takes if it writes them. trained: ids of parameters with a gradient."""
-
-    names: dict[int, str]
-    written: dict[int, str]
-    trained: set[int]
-
-
 def module_graph(
-    call: Callable,
-    entry: torch.nn.Module,
-    inputs: tuple,
-    state: State,
-    free: Sequence[Collection[int]],
+    inputs: tuple, state: State, free: Sequence[Collection[int]], watch: Watch
 ) -> tuple[Graph, dict[int, torch.Tensor]]:
-    """Return the graph of `call(entry, inputs)`, and the tensors from outside the module that it holds as constants, by
-    id.
+    """Return the graph of `state.entry(*inputs)`, and the tensors from outside the module that it holds as constants,
+    by id.
 
-    call: a function that Dynamo captures. inputs: examples, containers of tensors and plain values; sizes matter,
-    values do not. free: of each leaf of the inputs, the axes that may have other sizes later. Raises CannotRecord for
-    code that does not become one graph, and whatever torch raises as it runs the code on tensors without values.
+    inputs: examples, containers of tensors and plain values; sizes matter,
+    values do not. free: of each leaf of the inputs, the axes that may have other sizes later. watch: notes what the
+    call changes in Python, which stays changed. Raises CannotRecord for code that does not become one graph, and
+    whatever torch raises as it runs the code on tensors without values.
     """
     leaves, spec = pytree.tree_flatten(inputs)
     for leaf in leaves:
@@ -64,53 +51,97 @@ def module_graph(
             raise Unfollowed(f"it is given a {type(leaf).__name__}")
     if torch_api.is_off() or torch_api.has_global_hooks():
         raise Unfollowed("torch.compile is switched off, or hooks see every module")
-    _check_hooks(entry)
     try:
-        return _settled(call, entry, leaves, spec, state, free)
+        return _settled(leaves, spec, state, free, watch)
     except Exception as error:
-        if not (torch_api.needs_numbers(error) and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
+        needs_numbers = isinstance(error, _NeedsNumbers) or torch_api.needs_numbers(error)
+        if not (needs_numbers and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
             raise
-    return _settled(call, entry, leaves, spec, state, None)
+    watch.restore()
+    return _settled(leaves, spec, state, None, watch)
 
 
-def _settled(call: Callable, entry: torch.nn.Module, leaves: list, spec: Any, state: State, free: Any):
+class _NeedsNumbers(Unfollowed):
+    """Error for code that Dynamo follows where sizes are plain numbers."""
+
+
+def _settled(leaves: list, spec: Any, state: State, free: Any, watch: Watch) -> tuple[Graph, dict]:
     """Return the result of module_graph. Code that changes something in Python is read twice: what it sets once and for
-    all, as a default, leads to the same graph again."""
-    first = _Capture(call, entry, leaves, spec)
-    result = first.graph(free, state)
-    if changed := first.changed():
-        second = _Capture(call, entry, leaves, spec)
-        second.read(free)
-        if second.code != first.code:
-            raise Unfollowed(f"it computes otherwise after it has changed {', '.join(changed[:3])}")
-    return result
+    all, as a default, or only for others to look at, leads to the same graph again."""
+    first = _Capture(state.entry, leaves, spec)
+    with watch.call():
+        result = first.graph(free, state)
+    changed = first.changed()
+    if not changed and not first.left:
+        return result
+    second = _Capture(state.entry, leaves, spec)
+    second.read(free)
+    names = ", ".join((watch.names() or changed or ["an object"])[:3])
+    reads = {id(mark) for mark in first.left} & {id(real) for real in second.reals}
+    node = next((b for a, b in zip(first.nodes, second.nodes, strict=False) if a[0] != b[0]), None)
+    if node is None and len(first.nodes) == len(second.nodes) and not reads:
+        return result
+    if _are_caches(state.entry, leaves, spec, watch):
+        return result
+    where = "" if reads else source_line((node or (second.nodes or first.nodes)[-1])[1], own=True)
+    because = f", because the call changes {names}"
+    raise Unfollowed(f"a second call computes something else{because}" + (f", at {where}" if where else ""))
 
 
-def _check_hooks(entry: torch.nn.Module) -> None:
-    """Raise Unfollowed for hooks on gradients, which JAX does not run."""
-    for inner in entry.modules():
-        if inner._backward_hooks or inner._backward_pre_hooks:
-            raise Unfollowed("a module has a hook on its gradients")
-    for parameter in entry.parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise Unfollowed("a parameter has a hook on its gradient")
+def _are_caches(entry: torch.nn.Module, leaves: list, spec: Any, watch: Watch) -> bool:
+    """Return True if calls leave the same values in the attributes that they change, whatever their inputs and number:
+    cached results of the parameters, which the graph computes at every call."""
+    changed = {(path, name) for _, path, name, _, _ in watch.changed}
+    flipped = [leaf.flip(tuple(range(leaf.dim()))) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    one, other = (pytree.tree_unflatten(each, spec) for each in (leaves, flipped))
+    contents = []
+    watch.restore()
+    try:
+        for calls in ((one,), (other,), (one, other)):
+            twin = copy.deepcopy(entry)
+            with torch.no_grad(), quiet():
+                for inputs in calls:
+                    twin(*inputs)
+            contents.append([value for _, *key, value in Watch(twin).before.values() if tuple(key) in changed])
+    except Exception:  # torch cannot call it here: not known as caches
+        return False
+    return bool(changed) and all(_same_values(contents[0], each) for each in contents[1:])
+
+
+def _same_values(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if hasattr(a, "held") and hasattr(b, "held"):  # containers
+        return _same_values(a.held, b.held)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same_values(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same_values, a, b))
+    return isinstance(a, _PLAIN) and type(a) is type(b) and a == b
+
+
+def _call(entry: torch.nn.Module, inputs: tuple) -> Any:
+    """Call the entry's forward; this is what Dynamo captures."""
+    return entry.forward(*inputs)
 
 
 class _Capture:
     """One capture. Dynamo reads the code and asks for a program of its graph; that program only marks its results."""
 
-    def __init__(self, call: Callable, entry: torch.nn.Module, leaves: list, spec: Any):
-        self._call, self._entry, self._spec = call, entry, spec
+    def __init__(self, entry: torch.nn.Module, leaves: list, spec: Any):
+        self._entry, self._spec = entry, spec
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._symbolic = False
         self._marks: list[Any] = []
         self._before: list[tuple[str, Any, Any]] = []  # what the code changes in Python: name, object, its contents
         self._only_read = False
-        self.code: tuple = ()  # of Dynamo's graph, with the tensors that it takes
-        self.traced: _Traced | None = None
+        self.nodes: list[tuple[Any, str]] = []  # of Dynamo's graph: what each computes, and its line
+        self.reals: list[Any] = []  # the tensors that the graph takes
+        self.left: list[Any] = []  # marks of results that stay in Python
+        self.traced: Traced | None = None
 
     def read(self, free: Any) -> None:
-        """Let Dynamo read the code, for `code` alone."""
+        """Let Dynamo read the code, for `nodes` and `reals` alone."""
         self._only_read = True
         with contextlib.suppress(_Enough):
             self._run(free)
@@ -119,11 +150,21 @@ class _Capture:
         """Return the names of the objects outside that the call has changed for good."""
         return [name for name, value, before in self._before if _contents(value) != before]
 
+    @contextlib.contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Inside the context, modules show Dynamo what torch's own machinery does around their calls."""
+        graded = any(inner.training for inner in self._entry.modules())
+        with marked_hooks(self._entry), zeros_at_padding(self._entry, graded), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\._dynamo\.")  # with symbols for sizes, and shown later
+            yield
+
     def _run(self, free: Any) -> Any:
         self._symbolic = free is not None
-        captured = torch_api.whole(self._call, self._compile, self._ignore, self._ignore)
+        captured = torch_api.whole(
+            _call, self._compile, self._ignore, self._ignore, rewrite_assert_with_torch_assert=True
+        )
         try:
-            with torch.enable_grad(), torch_api.free_sizes(self._leaves, free):
+            with torch.enable_grad(), torch_api.free_sizes(self._leaves, free), self._prepared():
                 return captured(self._entry, pytree.tree_unflatten(self._leaves, self._spec))
         except Exception as error:
             cause = torch_api.cause_of(error)
@@ -132,35 +173,83 @@ class _Capture:
             raise cause from error
 
     def graph(self, free: Sequence[Collection[int]] | None, state: State) -> tuple[Graph, dict]:
+        buffers = assigned_buffers.of(self._entry)
         returned = self._run(free)
         if self.traced is None:
             raise Unfollowed("it computes nothing with tensors")
         leaves, spec = pytree.tree_flatten(with_fields(returned))
-        if lost := {id(mark) for mark in self._marks} - {id(leaf) for leaf in leaves}:
-            raise Unfollowed(f"it keeps {len(lost)} results in Python")
-        places = {id(mark): _Result(place) for place, mark in enumerate(self._marks)}
+        places = {id(mark): Result(place) for place, mark in enumerate(self._marks)}
+        assigned = self._assigned(buffers, places)
+        returned_or_assigned = {*map(id, leaves), *map(id, assigned.values())}
+        self.left = [mark for mark in self._marks if id(mark) not in returned_or_assigned]
         known = lambda leaf: leaf if isinstance(leaf, (torch.Tensor, *_PLAIN)) else None  # a cache of keys and values
         outputs = [places.get(id(leaf), known(leaf)) for leaf in leaves]
-        return self.traced.finished(outputs, spec, self._leaves, state)
+        values = {old: places[id(mark)].place for old, mark in assigned.items()}
+        return self.traced.finished(outputs, spec, self._leaves, state, values)
+
+    def _assigned(self, buffers: list, places: dict[int, Result]) -> dict[int, Any]:
+        """Return the results that the code has assigned to buffers, by the id of the old one, which is put back.
+        Raises CannotRecord for another form than the old one has."""
+        found = {}
+        for part, path, name, old in buffers:
+            new = part._buffers.get(name)
+            if new is old:
+                continue
+            part._buffers[name] = old
+            full = f"{path}.{name}".removeprefix(".")
+            if id(new) not in places or old is None or new.shape != old.shape or new.dtype != old.dtype:
+                raise CannotRecord(f"a call makes buffer {full} {_form(new)}, it was {_form(old)}")
+            found[id(old)] = new
+        return found
 
     def _ignore(self, _: Any) -> None:
         """Guards are not needed: what the code reads in Python is watched by its names."""
 
     def _compile(self, gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable:
         """Trace the graph: a backend of Dynamo's. Raises CannotRecord to refuse it."""
-        wrong = torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph)
-        if wrong := wrong or torch_api.unguarded_line(self._symbolic) or torch_api.hooked():
+        if wrong := torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph):
             raise Unfollowed(f"Dynamo does not follow {wrong}")
+        if where := torch_api.unguarded_line(symbolic=False):
+            raise Unfollowed(f"Dynamo does not follow what comes of this line, at {where}")
+        if where := torch_api.unguarded_line(self._symbolic):
+            raise _NeedsNumbers(f"Dynamo compares sizes wrongly, at {where}")
         check_backward(gm)
-        check(gm)
         reals = torch_api.real_inputs(gm)
-        self.code = (gm.code, [id(real) for real in reals if isinstance(real, torch.nn.Parameter)])
+        self.reals = reals
+        self.nodes = [((n.op, str(n.target), str(n.args), str(n.kwargs)), n.stack_trace or "") for n in gm.graph.nodes]
+        self.nodes += [(id(real), "") for real in reals if isinstance(real, torch.nn.Parameter)]
         if self._only_read:
             raise _Enough
+        for line in torch_api.printed_lines():
+            _tell_print(line)
+        if torch_api.hooked():
+            raise Unfollowed("it registers a hook on a tensor from outside, one more at every call (do that once)")
         self._before = [(name, value, _contents(value)) for name, value in torch_api.written_objects()]
-        self.traced = _Traced.of(gm, fakes, self._leaves)
-        self._marks = [_Number() if kind is int else torch.empty(0) for kind in self.traced.kinds]
+        if self._before and _has_hooks(gm):
+            raise Unfollowed("it changes objects in Python, which its backward hooks may read (return the values)")
+        self.traced = Traced.of(gm, fakes, self._leaves, self._entry)
+        self._marks = [_Number() if kind is int else None for kind in self.traced.kinds]
+        self._marks = [_like(value) if mark is None else mark for mark, value in self.traced.marked(self._marks)]
         return lambda *inputs: self._marks
+
+
+def _has_hooks(gm: torch.fx.GraphModule) -> bool:
+    return has_module_hooks(gm) or any("hook" in name_of(node) for node in nodes_of(gm))
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the form of a result, with present sizes."""
+    sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in value.shape]
+    return torch.zeros([2 if size is None else size for size in sizes], dtype=value.dtype)
+
+
+def _form(value: torch.Tensor | None) -> str:
+    return "None" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+
+
+@functools.cache
+def _tell_print(line: str) -> None:
+    log.warning("print at %s is left out: a compiled step does not print", line)
 
 
 class _Enough(Exception):
@@ -185,192 +274,3 @@ def _contents(value: Any) -> Any:
 
 class _Number(int):
     """Stands for a number that the graph computes, until it is known which output it is."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result:
-    """An output of the call: this result of the graph."""
-
-    place: int
-
-
-@dataclasses.dataclass
-class _Traced:
-    """A functional graph. reals: of each input, the tensor that it was captured with; None for a size. kinds: of each
-    result, torch.Tensor or int. written: positions of the inputs that it writes; their new values come first."""
-
-    module: torch.fx.GraphModule
-    reals: list[Any]
-    kinds: list[type]
-    written: list[int]
-
-    @classmethod
-    def of(cls, gm: torch.fx.GraphModule, fakes: Sequence[Any], leaves: Sequence[Any]) -> "_Traced":
-        reals = torch_api.real_inputs(gm)
-        for place, (fake, real) in enumerate(zip(fakes, reals, strict=True)):
-            if isinstance(fake, torch.SymInt):
-                reals[place] = None
-            elif not isinstance(real, torch.Tensor):
-                raise Unfollowed(f"it computes with {type(real).__name__}, which Python may change")
-        kinds: list[type] = []
-        shapes = [size for value in fakes if isinstance(value, torch.Tensor) for size in value.shape]
-        changes = not all(type(size) is int for size in shapes)  # warnings would show symbols, and have been shown
-        graded = [place for place, real in enumerate(reals) if _may_have_gradient(real, leaves)]
-
-        def step(*arguments: Any) -> list:
-            inputs = list(arguments)
-            with torch.enable_grad(), torch.fx.traceback.preserve_node_meta():
-                for place in graded:
-                    inputs[place] = inputs[place].detach().requires_grad_()
-                results = list(CuttingReplay(gm, mode, warns=not changes).run(*inputs))
-            for result in results:
-                if not isinstance(result, torch.Tensor | torch.SymInt):
-                    raise Unfollowed(f"it returns {type(result).__name__}")
-            kinds.extend(int if isinstance(result, torch.SymInt) else torch.Tensor for result in results)
-            return [result.detach() if isinstance(result, torch.Tensor) else result for result in results]
-
-        with formula_if_twice(gm), one_operator() as mode:
-            module, written = torch_api.functional_graph(step, fakes, decompositions.rules())
-        _explicit_cuts(module)
-        if why := refusal(module):
-            raise CannotRecord(why)
-        artefacts.show_graph("a module's graph", module)
-        return cls(module, reals, kinds, written)
-
-    def finished(self, outputs: list, spec: Any, leaves: Sequence[Any], state: State) -> tuple[Graph, dict]:
-        """Return the Graph with these outputs, and the outside tensors that it holds."""
-        graph = self.module.graph
-        nodes = [node for node in graph.nodes if node.op == "placeholder"]
-        of_leaf = self._leaf_nodes(nodes, leaves)
-        names, constants, outside = self._tensors(nodes, {*of_leaf.values()}, state)
-        constants |= {of_leaf[i].name: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        if any(id(self.reals[place]) in state.trained for place in self.written):
-            raise Unfollowed("it writes to a parameter")
-        results = list(cast(Sequence, output_of(self.module).args[0]))
-        new_values = [(results[n], names[nodes[i]]) for n, i in enumerate(self.written) if nodes[i] in names]
-        by_tensor = {id(real): node for node, real in zip(nodes, self.reals, strict=True) if real is not None}
-        by_tensor |= {id(leaf): of_leaf[place] for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        returned: list[Any] = []
-        for output in outputs:
-            if isinstance(output, _Result):
-                returned.append(results[len(self.written) + output.place])
-            elif isinstance(output, torch.Tensor) and id(output) not in by_tensor:
-                raise Unfollowed("it returns a tensor from outside the module")
-            else:
-                returned.append(by_tensor[id(output)] if isinstance(output, torch.Tensor) else output)
-        output_of(self.module).args = ([*(node for node, _ in new_values), *returned],)
-        self._replace_sizes([node for node, real in zip(nodes, self.reals, strict=True) if real is None])
-        graph.eliminate_dead_code()
-        self.module.recompile()
-        made = Graph(
-            module=self.module,
-            placeholders=tuple((node.name, names.get(node)) for node in graph.nodes if node.op == "placeholder"),
-            inputs=tuple(of_leaf[place].name for place in range(len(leaves))),
-            constants=constants,
-            outputs=(
-                *((OutputKind.BUFFER_MUTATION, name) for _, name in new_values),
-                *((OutputKind.USER_OUTPUT, None) for _ in returned),
-            ),
-            structure=Structure.of(spec),
-            spec=spec,
-            sizes=_sizes([of_leaf[place].meta["val"] for place in range(len(leaves))]),
-        )
-        return made, outside
-
-    def _leaf_nodes(self, nodes: Sequence[torch.fx.Node], leaves: Sequence[Any]) -> dict[int, torch.fx.Node]:
-        """Return the placeholder of each leaf of the inputs; new ones for those that the graph does not read."""
-        of_real = {id(real): node for node, real in zip(nodes, self.reals, strict=True) if real is not None}
-        found = {}
-        for place, leaf in enumerate(leaves):
-            known = of_real.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
-            if known is None:
-                with self.module.graph.inserting_before(next(iter(self.module.graph.nodes))):
-                    known = self.module.graph.placeholder(f"unread_{place}")
-                known.meta["val"] = leaf
-            found[place] = known
-        return found
-
-    def _tensors(self, nodes: Sequence[torch.fx.Node], inputs: set, state: State) -> tuple[dict, dict, dict]:
-        """Return the names of the placeholders that are state, the values of those that are constants, by name, and the
-        outside tensors that these are, by id."""
-        names, constants, outside = {}, {}, {}
-        for place, (node, real) in enumerate(zip(nodes, self.reals, strict=True)):
-            if real is None or node in inputs:
-                continue
-            name = state.names.get(id(real)) or (state.written.get(id(real)) if place in self.written else None)
-            if name is not None:
-                names[node] = name
-            elif place in self.written:
-                raise Unfollowed("it writes to a tensor from outside the module")
-            else:
-                constants[node.name], outside[id(real)] = constant_tensors.copied(real), real
-        return names, constants, outside
-
-    def _replace_sizes(self, sizes: Sequence[torch.fx.Node]) -> None:
-        """Compute the sizes that are inputs of the graph from the tensors that have them."""
-        graph = self.module.graph
-        tensors = [n for n in graph.nodes if n.op == "placeholder" and isinstance(n.meta.get("val"), torch.Tensor)]
-        first = next(node for node in graph.nodes if node.op != "placeholder")
-        for node in sizes:
-            wanted = node.meta["val"].node.expr
-            for tensor in tensors if node.users and not wanted.is_number else ():
-                shape = [
-                    size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.meta["val"].shape
-                ]
-                if wanted in shape:
-                    with graph.inserting_before(first):
-                        size = graph.call_function(torch.ops.aten.sym_size.int, (tensor, shape.index(wanted)))
-                    size.meta["val"] = node.meta["val"]
-                    node.replace_all_uses_with(size)
-                    break
-            if wanted.is_number:
-                number = lambda used, size=node, value=int(wanted): value if used is size else used
-                for user in list(node.users):
-                    user.args = cast(tuple, torch.fx.node.map_arg(user.args, number))
-            if node.users:
-                raise Unfollowed(f"it computes with a size, {wanted}, of no tensor")
-            graph.erase_node(node)
-
-
-def _sizes(values: Sequence[Any]) -> Sizes:
-    """Return what a graph takes: tensors with sizes or symbols of torch's, any sizes for those that it does not read,
-    and plain values as they are."""
-    inputs: list[tuple] = []
-    environment = None
-    for place, value in enumerate(values):
-        if not isinstance(value, torch.Tensor):
-            inputs.append((None, value))
-            continue
-        shape: list[Any] = [size.node.expr if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
-        if not isinstance(value, FakeTensor):
-            shape = list(sympy.symbols(f"unread_{place}_:{value.dim()}", integer=True, nonnegative=True))
-        environment = next((s.node.shape_env for s in value.shape if isinstance(s, torch.SymInt)), environment)
-        inputs.append((category(jax_dtype(value.dtype)), tuple(shape)))
-    return Sizes.of_environment(tuple(inputs), environment)
-
-
-def _may_have_gradient(real: Any, leaves: Sequence[Any]) -> bool:
-    """Return True for parameters, frozen ones too, as they may be trained later, and for inputs."""
-    if not isinstance(real, torch.Tensor) or not (real.is_floating_point() or real.is_complex()):
-        return False
-    return real.requires_grad or isinstance(real, torch.nn.Parameter) or any(real is leaf for leaf in leaves)
-
-
-def _explicit_cuts(module: torch.fx.GraphModule) -> None:
-    """Write `detach` where a gradient ends, and only there."""
-    for node in list(module.graph.nodes):
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
-    for node in module.graph.nodes:
-        if node.target is torch.ops.torch_bridge.stop_gradient.default:
-            node.target = torch.ops.aten.detach.default
-    for node in module.graph.nodes:
-        stack = node.meta.get("nn_module_stack")
-        if stack:
-            node.meta["nn_module_stack"] = {key: (_path(path), kind) for key, (path, kind) in stack.items()}
-
-
-def _path(path: str) -> str:
-    """Return the path below the entry of a module as Dynamo names it: L['entry'].wrapped_module.layers.0"""
-    return path.partition("']")[2].removeprefix(".") if path.startswith("L['") else path

@@ -13,6 +13,7 @@ _CALLED = (  # names, as torch writes them, and what a call of them does
     (r"(_?random\.|Random\.)\w+", "draws Python's random numbers (draw with torch.rand, or in the Dataset)"),
     (r"time\.\w+|perf_counter\w*|monotonic\w*|(datetime\.)?\w*now", "reads the clock (do that outside of the loss)"),
     (r"(pack|pad_packed|unpack|unpad)_\w*sequence", "packs sequences (give padded batches, and mask the loss)"),
+    (r"saved_tensors_hooks|register_multi_grad_hook", "registers a hook of torch's autograd (do that between steps)"),
     (r"manual_seed|seed|set_rng_state", "sets the state of a random generator (do that outside of the loss)"),
 )
 _NAMES = (  # of a function, in torch's words
@@ -33,7 +34,12 @@ _HEADLINES = (  # the beginning of torch's words
     (r"requires_grad=True", "it makes a tensor with requires_grad=True (call requires_grad_() on one of the batch)"),
     (r"requires_grad_\(\)", "it changes requires_grad of a tensor (do that between steps)"),
     (r"copy\.deepcopy", "it copies a tensor or a module by copy.deepcopy (take tensor.clone())"),
-    (r"(Custom|backward).*hook|register_hook", "it registers a hook on a tensor (do that between steps)"),
+    (r"grad_fn", "it reads grad_fn, a node of torch's autograd (use torch.autograd.grad, or tensor.register_hook)"),
+    (r"(Custom|backward).*hook|register_hook|hook removal|RemovableHandle", (
+        "it registers or removes a hook (do that between steps)"
+    )),
+    (r"to proxy|torch\.Generator", "it draws with a torch.Generator (leave generator= out: a run has its own seed)"),
+    (r"\.data\b|data attribute", "it replaces the data of a tensor (write tensor.copy_() under torch.no_grad())"),
     (r"generator", "it makes or resumes a generator (write a loop or a list)"),
     (r"recompile.limit", "it needs a graph for nearly every call, as what it reads in Python changes"),
 )  # fmt: skip

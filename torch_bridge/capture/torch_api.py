@@ -93,6 +93,17 @@ def functional_graph(
     return graph, written
 
 
+def slopes_of(ends: Sequence[torch.Tensor], slopes: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list:
+    """Return the gradients of leaves without any yet, None where there is none. The modes that are on see what hooks
+    compute, which they do not under `torch.autograd.grad`, as it is a function that modes see."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    if ends and leaves:
+        engine.run_backward(
+            tuple(ends), tuple(slopes), False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=True
+        )
+    return [leaf.grad for leaf in leaves]
+
+
 def _check_shared(fakes: Sequence[Any], written: Sequence[int]) -> None:
     memory = {
         i: StorageWeakRef(fake.untyped_storage()) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor)
@@ -223,13 +234,18 @@ _number = itertools.count()
 
 
 def whole(
-    function: Callable, backend: Callable, failed: Callable[[str], None], guarded: Callable[[list[str]], None]
+    function: Callable,
+    backend: Callable,
+    failed: Callable[[str], None],
+    guarded: Callable[[list[str]], None],
+    **settings: Any,
 ) -> Callable:
     """Return a function that Dynamo captures whole, or not at all: it then raises before it has run anything.
 
     All three are methods, of which torch keeps weak references. backend: gets (graph, fake inputs) and returns what
     Dynamo calls for the graph. failed: gets the reason whenever the guards of a graph do not hold for a call. guarded:
     gets the guards of each graph, a line each, after its backend. Graphs are kept with a copy of the function's code.
+    settings: of Dynamo, besides those of `_WHOLE`.
     """
     _prepare_dynamo()
     _shown.clear()
@@ -244,10 +260,27 @@ def whole(
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        with torch._dynamo.config.patch(_WHOLE):
+        with torch._dynamo.config.patch({**_WHOLE, **settings}):
             return captured(*args)
 
     return call
+
+
+# A module's graph: every call computes the same, so what only prints may be left out, and `assert` is an operator.
+OF_MODULES = {"rewrite_assert_with_torch_assert": True}
+
+
+def printed_lines() -> list[str]:
+    """Return the lines of the user's code being captured that print. Call it while the graph is compiled."""
+    return [
+        f"{code.co_filename}:{line}  {linecache.getline(code.co_filename, line).strip()}"
+        for code in torch._guards.TracingContext.get_traced_code() or ()
+        if "print" in code.co_names and _is_users_file(code.co_filename)
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "print"
+        for line in [step.positions.lineno if step.positions else code.co_firstlineno]
+        if line
+    ]
 
 
 def fixed_numbers() -> contextlib.AbstractContextManager:
@@ -268,6 +301,22 @@ def free_sizes(values: Sequence[Any], axes: Sequence[Collection[int]] | None) ->
             torch._dynamo.maybe_mark_dynamic(value, axis)
     with torch.fx.experimental._config.patch(use_duck_shape=False):  # equal sizes need not stay equal
         yield
+
+
+def size_guards(environment: Any) -> tuple[dict[Any, tuple[Any, Any]], tuple[Any, ...]]:
+    """Return what a graph assumes of the symbols in its sizes: ranges, and conditions. environment: where torch keeps
+    its symbols; None if it has none. Which kernel torch would take for a convolution is no condition of the numbers."""
+    if environment is None:
+        return {}, ()
+    ranges = {symbol: (bound.lower, bound.upper) for symbol, bound in environment.var_to_range.items()}
+    conditions = []
+    for guard in environment.guards:
+        condition, place = environment.replace(guard.expr), guard.sloc.framework_loc
+        if getattr(place, "name", "") == "conv" and getattr(place, "filename", "").endswith("fake_impls.py"):
+            ranges |= {symbol: (2, ranges[symbol][1]) for symbol in condition.free_symbols if symbol in ranges}
+        elif condition.free_symbols:
+            conditions.append(condition)
+    return ranges, tuple(conditions)
 
 
 def in_pieces(module: torch.nn.Module, backend: Callable, failed: Callable[[str], None]) -> Callable:
@@ -329,11 +378,18 @@ def _prepare_dynamo() -> None:
     for package in ("jax", "jaxlib"):
         torch._dynamo.trace_rules.add(package)
     torch.compiler.substitute_in_graph(warnings.warn, skip_signature_check=True)(_warn)
+    torch.compiler.substitute_in_graph(print, skip_signature_check=True)(_print)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_shorten)
     advice = logging.getLogger("torch._dynamo.variables.tensor")
     advice.addFilter(lambda record: "capture_scalar" not in str(record.msg))
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: record.exc_info is None)  # raised, too
+
+
+def _print(*_: Any, **__: Any) -> None:
+    """Stand for `print` in captured code: a module's graph leaves it out; else Python runs it."""
+    if not torch._dynamo.config.rewrite_assert_with_torch_assert:  # not OF_MODULES
+        torch._dynamo.graph_break()
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **_: Any) -> None:

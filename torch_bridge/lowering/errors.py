@@ -7,11 +7,8 @@ import os
 import re
 import traceback
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import torch
-import torch.fx.traceback
 
 from jaxtrain.errors import UserError
 
@@ -96,16 +93,8 @@ class MayRaise(StaysInTorch):
         super().__init__(f"the loss, a gradient or a result is not finite, where {what} may raise")
 
 
-class Unanswerable(NotImplementedError):
-    """Error for what code asks, that torch answers and a record cannot."""
-
-
-class WritesOutside(Unanswerable):
+class WritesOutside(NotImplementedError):
     """Error for code that writes to a file or a log at every call: it may run only in calls that count."""
-
-
-class Untrained(Unanswerable):
-    """Error for a tensor that takes a gradient and belongs to none of the modules, with its place and the remedy."""
 
 
 class NoForm(CannotRecord):
@@ -154,8 +143,13 @@ ADVICE_LIBRARY = (
     "Write it with torch or do it in the Dataset; or train with jaxtrain.compile, which leaves such a loss to torch."
 )
 ADVICE_RECORD = (
-    "torch.export, which records modules for JAX, stops there: torch.export.export(module, inputs, strict=False) shows "
-    "its traceback. Rewrite the line, or do that part in the Dataset."
+    "TorchDynamo, which captures modules for JAX, stops there: torch.compile(module, fullgraph=True, backend='eager') "
+    "shows its traceback. Rewrite the line, or do that part in the Dataset."
+)
+ADVICE_STATE = (
+    "Python runs once, while the module is captured. Keep what changes in a buffer (self.register_buffer('step', "
+    "torch.zeros(())), then self.step += 1), draw random numbers with torch (torch.rand), and pass what comes from "
+    "outside as an input."
 )
 ADVICE_FAULT = "Mend the module or its inputs until module(*inputs) runs in torch."
 ADVICE_READY = "JAX trains a torch.nn.Module that can be called as it is, whose parameters have memory of their own."
@@ -233,12 +227,6 @@ def line_in(frame: types.FrameType | None) -> str:
 def speaks_of_internals(text: str) -> bool:
     """Return True if an error's text names what torch records with: it says nothing to a user."""
     return _INTERNALS.search(text) is not None
-
-
-def located(function: Callable) -> Callable:
-    """Return a function whose recorded operators carry their source lines; by default only those of a `forward` do."""
-    annotate = getattr(torch.fx.traceback, "annotate_fn", None)  # torch 2.9 and later
-    return function if annotate is None or isinstance(function, torch.nn.Module) else annotate({})(function)
 
 
 def code_line(function: Any) -> str:

@@ -10,26 +10,26 @@ from typing import Any, cast
 import jax
 import numpy as np
 import torch
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 
 from jaxtrain.errors import UserError
 from jaxtrain.nn import scopes
 from jaxtrain.nn.remat import recompute, recomputing
-from torch_bridge.datasets import is_dense, kind_of, to_numpy
+from torch_bridge.datasets import to_numpy
 from torch_bridge.lowering import constant_tensors, selections, wide_integers
-from torch_bridge.lowering.errors import CannotRecord, NoForm, OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.errors import NoForm, OperatorFailed, UnsupportedModel
+from torch_bridge.lowering.gradient_inputs import leading_to
 from torch_bridge.lowering.index_checks import IndexChecks
 from torch_bridge.lowering.nested_graphs import HIGHER_ORDER, Runner, is_array
 from torch_bridge.lowering.operators import TABLE
 from torch_bridge.lowering.operators.symbolic import ON_ARRAYS
 from torch_bridge.lowering.precision_checks import PrecisionChecks
-from torch_bridge.lowering.recording.gradient_inputs import leading_to
-from torch_bridge.lowering.recording.sizes import Sizes
+from torch_bridge.lowering.pullback import Pullback
+from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 from torch_bridge.lowering.table import Call
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)  # outputs that are new values of state
-TENSORS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)  # inputs whose values the program holds
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +49,7 @@ class Graph:
     structure: Structure
     spec: Any  # torch's form of the structure, with the classes of a user's outputs
     sizes: Sizes
+    pullback: Pullback | None = None  # torch's own backward pass, where the code has a part in it
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
         """Return why the graph does not hold for these inputs of the record; None if it does."""
@@ -110,6 +111,12 @@ class Graph:
         places: the output leaves at which it starts; all if left out.
         """
         leaves = self.output_leaves
+        if self.pullback is not None:
+            first = len(self.outputs) - len(leaves)
+            every = self.pullback.reaches(
+                [first + place for place in (range(len(leaves)) if places is None else places)]
+            )
+            return {name or placeholder for i, (placeholder, name) in enumerate(self.placeholders) if i in every}
         chosen = leaves if places is None else [leaves[place] for place in places]
         reached = leading_to(node for node in chosen if isinstance(node, torch.fx.Node))
         names = {node.name for node in reached if node.op == "placeholder"}
@@ -131,67 +138,16 @@ class Graph:
         arguments = self._arguments(state, inputs)
         narrow = {place for place, name in self.placeholders if name is not None and state[name].dtype != np.int64}
         call.bounds.update({n: wide_integers.COUNTER for n in self.module.graph.nodes if n.name in narrow})
-        results = run_graph(self.module, [wide_integers.array(value) for value in arguments], call)
+        arguments = [wide_integers.array(value) for value in arguments]
+        if self.pullback is None:
+            results = run_graph(self.module, arguments, call)
+        else:
+            results = self.pullback.run(self.module, arguments, call, run_graph)
         pairs = list(zip(self.outputs, results, strict=True))
         written = [(name, value) for (kind, name), value in pairs if kind in WRITES and name]
         changed = {name: wide_integers.stored(value, state.get(name)) for name, value in written}
         leaves = [value for (kind, _), value in pairs if kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)]
         return leaves, changed
-
-
-def graph_of(
-    program: torch.export.ExportedProgram,
-    prefix: str = "",
-    parts: Mapping[str, str] | None = None,
-) -> Graph:
-    """Convert an exported program to a runnable Graph. Raises CannotRecord for a tensor that is not dense.
-
-    Parameters and buffers whose names start with `prefix` are its state (without the prefix); others, such as a loss's
-    class weights, are constants. parts: further prefixes -> their replacements, for modules whose parameters, and the
-    buffers that they change, are state too.
-    """
-    signature = program.graph_signature
-    changed = {spec.target for spec in signature.output_specs if spec.kind in WRITES}
-    beside = {
-        target: new + target.removeprefix(old)
-        for old, new in (parts or {}).items()
-        for target in (*signature.parameters, *changed)
-        if target is not None and target.startswith(old)
-    }
-    own = lambda target: target is not None and (target.startswith(prefix) or target in beside)
-    named = lambda target: beside.get(target) or target.removeprefix(prefix)
-    parameters = {_place(program.state_dict[name]): name for name in signature.parameters if own(name)}
-    placeholders, inputs, constants = [], [], {}
-    for spec in signature.input_specs:
-        name = spec.arg.name
-        stateful = spec.kind == InputKind.PARAMETER or (
-            spec.kind == InputKind.BUFFER and (spec.persistent or spec.target in changed)
-        )
-        target = spec.target
-        if spec.kind in TENSORS and not is_dense(held := _tensor_of(program, target)):
-            kind = kind_of(held)
-            raise CannotRecord(f"{named(target)} is a {kind} tensor, and compiled programs take dense ones: to_dense()")
-        if spec.kind == InputKind.CONSTANT_TENSOR:  # may be a parameter used outside its module
-            target = parameters.get(_place(_tensor_of(program, target)), target)
-            stateful = target != spec.target
-        stateful = stateful and own(target)
-        placeholders.append((name, named(target) if stateful else None))
-        if spec.kind == InputKind.USER_INPUT:
-            inputs.append(name)
-            if isinstance(spec.arg, ConstantArgument):
-                constants[name] = spec.arg.value
-        elif not stateful and spec.kind != InputKind.CUSTOM_OBJ:  # a generator: the step's keys replace it
-            constants[name] = constant_tensors.copied(_tensor_of(program, spec.target))
-    return Graph(
-        module=program.graph_module,
-        placeholders=tuple(placeholders),
-        inputs=tuple(inputs),
-        constants=constants,
-        outputs=tuple((spec.kind, named(spec.target) if own(spec.target) else None) for spec in signature.output_specs),
-        structure=Structure.of(program.call_spec.out_spec),
-        spec=program.call_spec.out_spec,
-        sizes=Sizes.of(program, inputs),
-    )
 
 
 def _text(graph_module: torch.fx.GraphModule) -> list[str]:
@@ -200,15 +156,6 @@ def _text(graph_module: torch.fx.GraphModule) -> list[str]:
 
 
 _LOOPS = ("lstm", "gru", "rnn_", "packed_rnn", "ctc_loss", "scan", "while_loop", "map_impl")  # in names of operators
-
-
-def _place(tensor: torch.Tensor) -> tuple:
-    """Return a key that two tensors share if they show the same numbers in memory."""
-    return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-
-
-def _tensor_of(program, target: Any) -> torch.Tensor:
-    return program.constants[target] if target in program.constants else program.state_dict[target]
 
 
 def run_graph(graph_module: torch.fx.GraphModule, arguments: Sequence[Any], call: Call) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Let one thread record at a time: recording replaces functions of torch and Python for the whole process."""
+"""Let one thread capture at a time, and silence code that runs on this library's own account."""
 
 import contextlib
 import io
@@ -6,28 +6,25 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 RECORDING_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
-def quiet(keep: Callable | None = None) -> Iterator[None]:
-    """Silence warnings, torch's logs and what this thread prints: recorded code runs several times. A problem that the
-    user can fix is raised as UnsupportedModel. keep: receives the warnings, in place of warnings.showwarning."""
+def quiet() -> Iterator[None]:
+    """Silence warnings, torch's logs and what this thread prints: code that runs on this library's own account."""
     named = [x for name, x in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
-    torchs = [x for x in named if isinstance(x, logging.Logger) and x.level and x.name != "torch.__trace"]
-    torchs.append(logging.getLogger("torch"))  # without __trace, which draft_export reads
+    torchs = [x for x in named if isinstance(x, logging.Logger) and x.level]
+    torchs.append(logging.getLogger("torch"))
     levels = [logger.level for logger in torchs]
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(_Muted(sys.stderr)),
         contextlib.redirect_stdout(_Muted(sys.stdout)),
     ):
-        warnings.simplefilter("ignore" if keep is None else "always")
-        if keep is not None:
-            warnings.showwarning = keep
+        warnings.simplefilter("ignore")
         for logger in torchs:
             logger.setLevel(logging.CRITICAL)
         try:
@@ -35,17 +32,6 @@ def quiet(keep: Callable | None = None) -> Iterator[None]:
         finally:
             for logger, level in zip(torchs, levels, strict=True):
                 logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def without_logging() -> Iterator[None]:
-    """Disable all logging: torch's draft export reads its own log, and would report what it finds there."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
 
 
 class _Muted(io.TextIOBase):

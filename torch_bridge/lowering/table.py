@@ -6,6 +6,7 @@ defaults are those of the operator's schema. `call` is the `Call` below.
 """
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ class Call:
     observe: Callable[[Any, Any], Any] | None = None  # (node of the graph, its value) -> the value to go on with
     bounds: dict = dataclasses.field(default_factory=dict)  # (low, high) of integers, by node of the running graph
     draw: tuple | None = None  # (part, operator, run): every run of the part draws the same random numbers
+    base: jax.Array | None = None  # key that an operator's own keys follow from, so that two graphs draw the same
     _drawn: int = 0
     _drawn_for: dict = dataclasses.field(default_factory=dict)  # keys of an operator's first run
 
@@ -35,6 +37,8 @@ class Call:
         *operator, run = self.draw
         drawn, counts = self._drawn_for.setdefault(tuple(operator), ([], {}))
         place = counts[run] = counts.get(run, -1) + 1
+        if self.base is not None:
+            return jax.random.fold_in(jax.random.fold_in(self.base, zlib.crc32(repr(operator).encode())), place)
         if place == len(drawn):
             drawn.append(self._new_key())
         return drawn[place]

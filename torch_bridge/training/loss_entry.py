@@ -1,4 +1,4 @@
-"""Combine a torch module's call and its loss in one torch module, to record them as one graph."""
+"""Combine a torch module's call and its loss in one torch module, to capture them as one graph."""
 
 import dataclasses
 import inspect
@@ -12,9 +12,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.call_forms import arguments_of, names_target, needed_arguments
-from torch_bridge.lowering.errors import NoLoss, located
-from torch_bridge.lowering.python.inputs import PythonInputs
-from torch_bridge.lowering.recording.stand_ins import everywhere
+from torch_bridge.lowering.errors import NoLoss
 from torch_bridge.training.batch_plan import BatchView, Plan
 
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}  # what stands for numbers in a record
@@ -26,25 +24,15 @@ class LossEntry(torch.nn.Module):
     loss: a loss module (output, target) -> its loss; a function (output, batch) or (output, target) -> its loss, called
     as in `plan.compares`; or None for the model's own: an output named `loss` or a scalar. A loss is a scalar, or one
     value per sample, which are averaged; or a tuple that also holds its weight, or a dict of further values to log.
-    reads: what the module and the loss read, if the call is recorded.
     """
 
-    def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan, reads: PythonInputs | None = None):
+    def __init__(self, module: torch.nn.Module, loss: Callable | None, plan: Plan):
         super().__init__()
-        self.reads = reads
         self.wrapped_module = module
         self.criterion = loss
         self.plan = plan
 
-    def call(self, inputs: tuple) -> dict[str, Any]:
-        """Return as forward; this is what Dynamo captures."""
-        return self._value(inputs[0])
-
-    def forward(self, batch: dict):
-        with everywhere(self.reads):
-            return self._value(batch)
-
-    def _value(self, batch: dict):
+    def forward(self, batch: dict) -> dict[str, Any]:
         sizes = [leaf.shape[0] for leaf in pytree.tree_leaves(batch) if leaf.dim()] or [0]
         for rows in sizes[1:]:
             if rows == sizes[0]:  # other tensors of a collate function may have any number of rows
@@ -58,11 +46,12 @@ class LossEntry(torch.nn.Module):
 
     def _criterion(self, output, batch):
         loss = cast(Callable, self.criterion)
-        if not torch.compiler.is_dynamo_compiling():  # whose graphs have all lines
-            loss = located(loss)
         if self.plan.compares is None:
             return loss(output, BatchView(batch))
-        return self.plan.compares.call(loss, main_output(output) if takes_target(loss) else output, batch)
+        compared = main_output(output) if takes_target(loss) else output
+        if takes_class_ids(loss) and compared.dim() <= 2:  # as torch's kernel for values, not the one for sizes alone
+            batch = {key: value.long() if _is_byte(value) else value for key, value in batch.items()}
+        return self.plan.compares.call(loss, compared, batch)
 
 
 def in_criterion(error: BaseException) -> bool:
@@ -106,6 +95,15 @@ def _axes(value: Any) -> int:
 def takes_target(loss: Any) -> bool:
     """Return True if a loss is called as (output, target): loss modules and functions of torch.nn.functional."""
     return isinstance(loss, torch.nn.Module) or getattr(loss, "__module__", None) == F.__name__
+
+
+def takes_class_ids(loss: Any) -> bool:
+    """Return True for torch's losses of classes, which take uint8 ids for outputs [row, class]."""
+    return isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss) or loss in (F.cross_entropy, F.nll_loss)
+
+
+def _is_byte(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.uint8
 
 
 def with_loss(plan: Plan, loss: Callable | None, keys: Sequence[str]) -> list[Plan]:

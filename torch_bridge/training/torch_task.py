@@ -23,7 +23,7 @@ from torch_bridge.lowering.errors import ADVICE_FAULT, Obstacle, OperatorFailed,
 from torch_bridge.lowering.index_checks import IndexOutOfBounds
 from torch_bridge.lowering.python.inputs import PythonInputs
 from torch_bridge.lowering.python.places import value_at
-from torch_bridge.lowering.recording.ready import check_ready
+from torch_bridge.lowering.ready import check_ready
 from torch_bridge.records import Forward, Record
 from torch_bridge.torch_edits import CapturedTensors
 from torch_bridge.training import lora
@@ -63,7 +63,7 @@ class TorchTask:
         self.entries = tuple(example)
         self.criterion = loss
         self._python = PythonInputs(loss or module.forward, {"": module})
-        self.forward_record = Record(Forward(module, self._python))
+        self.forward_record = Record(Forward(module))
         self._values = self._python.named()
         self._moved: list[str] = []  # names of objects replaced since then
         self.loss_record = self._loss_record()
@@ -86,7 +86,7 @@ class TorchTask:
 
     def _loss_record(self) -> Record:
         return Record(
-            LossEntry(self.module, self.criterion, self.plan, self._python),
+            LossEntry(self.module, self.criterion, self.plan),
             {"criterion.": "loss."},
             self._python.effects,
         )

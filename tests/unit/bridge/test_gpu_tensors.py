@@ -8,19 +8,12 @@ import pytest
 import torch
 
 from torch_bridge import exchange, module_tensors, torch_edits
-from torch_bridge.lowering.recording import export
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """JAX says that it computes on a GPU."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-
-def test_examples_of_a_record_go_to_the_modules_device():
-    module = torch.nn.Linear(3, 4, device="meta")
-    (moved, other) = export._beside(module, (torch.zeros(2, 3), "text"))
-    assert (moved.device.type, moved.shape, other) == ("meta", (2, 3), "text")
 
 
 def test_a_number_on_the_cpu_may_go_to_any_device(gpu):

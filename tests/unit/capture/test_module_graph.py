@@ -8,19 +8,9 @@ from flax import nnx
 from torch import nn
 
 import jaxtrain
-from jaxtrain.errors import UserError
-from torch_bridge import records
 from torch_bridge.from_torch import from_torch
 from torch_bridge.state_dict import load_state_dict
 from torch_bridge.training.torch_task import TorchTask
-
-
-@pytest.fixture(autouse=True)
-def captured(monkeypatch):
-    monkeypatch.setenv(records.CAPTURE, "dynamo")
-    recorded = []
-    monkeypatch.setattr(records.recording, "export", lambda *a, **k: recorded.append(a) or pytest.fail("recorded"))
-    return recorded
 
 
 class Cut(nn.Module):
@@ -111,21 +101,12 @@ class Own(nn.Module):
         return Doubles.apply(x * self.weight)
 
 
-@pytest.mark.parametrize("module", [Own()], ids=["own backward"])
-def test_code_with_a_part_in_its_backward_is_recorded(module, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setenv(records.CAPTURE, "dynamo")
-    model = from_torch(module, torch.ones(2, 3))
+def test_code_with_a_part_in_its_backward_has_torchs_gradient():
+    model = from_torch(Own(), torch.ones(2, 3))
     slopes = nnx.grad(lambda model: model(np.ones((2, 3), np.float32)).sum(), argnums=nnx.DiffState(0, nnx.Param))(
         model
     )
     np.testing.assert_allclose(slopes["weight"].get_value(), np.full(3, 4.0))
-
-
-def test_another_word_for_the_capture_is_refused(monkeypatch):
-    monkeypatch.setenv(records.CAPTURE, "dynamic")
-    with pytest.raises(UserError, match="JAXTRAIN_CAPTURE=dynamic: no such capture"):
-        from_torch(nn.Linear(3, 3), torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("windows", ["h.unfold(1, 2, 3)", "h.unfold(1, 2, 3)[0]", "h.unfold(1, 2, 3).transpose(0, 1)"])

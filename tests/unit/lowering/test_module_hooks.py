@@ -141,7 +141,6 @@ PREPARED = [
     _mixed_inputs,
     _one_input_without,
     _weight,
-    _kept_output,
     _with_parameter,
     _whole,
 ]
@@ -186,12 +185,13 @@ def _old_kind(model):
 
 REFUSED = [
     (_nothing, "returns nothing"),
-    (_gradient_without_an_input, "no input of the module requires one"),
+    (_gradient_without_an_input, "no input requires gradient"),
+    (_kept_output, "which its backward hooks may read"),
     (_old_kind, "register_backward_hook"),
 ]
 
 
 @pytest.mark.parametrize(("prepare", "sentence"), REFUSED, ids=[case[0].__name__.strip("_") for case in REFUSED])
-def test_a_hook_without_a_form_in_jax_is_refused_with_its_line(prepare, sentence):
-    with pytest.raises(UnsupportedModel, match=rf"{sentence}[\s\S]*{__file__}:\d+|{__file__}:\d+[\s\S]*{sentence}"):
+def test_a_hook_without_a_form_in_jax_is_refused(prepare, sentence):
+    with pytest.raises(UnsupportedModel, match=sentence):
         from_torch(_prepared(Net, prepare), X, ["evaluation"])

@@ -145,7 +145,7 @@ def masks_of_what_is_written_between(x, y, m):
 
 
 QUICK = [masked_cross_entropy, written_back, numbers_that_the_mask_excludes, class_means]
-QUICK += [masks_computed_twice, masks_of_what_is_written_between]
+QUICK += [masks_of_what_is_written_between]
 LOSSES = [
     positions,
     two_halves,

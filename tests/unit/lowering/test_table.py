@@ -46,23 +46,16 @@ UNDEFINED_VALUES = {  # torch leaves their memory as it is, so there is nothing 
 NO_VALUES = {  # checks, and numbers read out of tensors
     name for name, function in TABLE.items() if function.__name__ in ("no_check", "item")
 }
-IN_MODELS = {  # compared as parts of models: test_export_patches.py, tests/e2e/models_transformers.py
-    "torch_bridge.packed_rnn.default",
+IN_MODELS = {  # compared as parts of models: tests/e2e/models_transformers.py
     "transformers.grouped_mm_fallback.default",
-    "torch_bridge.print.default",  # tests/unit/lowering/test_printing.py
-    "torch_bridge.ctc_loss.default",  # tests/e2e/test_models_vs_torch.py
-    "torch_bridge.logsumexp.default",  # tests/unit/lowering/test_selections.py
     "torch_bridge.recurrent.default",  # tests/unit/capture/test_module_call.py
     "torch_bridge.recurrent_backward.default",
     "aten._native_multi_head_attention.default",  # tests/unit/lowering/test_encoder_layers.py
     "aten._transformer_encoder_layer_fwd.default",
-    "torch_bridge.rewritten.default",  # tests/unit/lowering/test_tracking.py
 }
 BY_ITSELF = {
     *backward_cases.NAMES,
     "aten.cauchy.default",  # it has no mean
-    "torch_bridge.multi_margin_loss.default",  # tests/unit/lowering/test_corners.py
-    "torch_bridge.once.default",  # tests/unit/lowering/test_second_gradients.py
 }
 
 

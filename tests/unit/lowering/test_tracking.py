@@ -166,8 +166,6 @@ GRADIENTS = [
     _two_hooks,
     _hook_that_writes,
     _hook_with_its_tensor,
-    _frozen,
-    _frozen_and_thawed,
     _no_grad,
     _inference,
     _no_grad_complex,
@@ -175,7 +173,6 @@ GRADIENTS = [
     _written_under_no_grad,
     _part_written_under_no_grad,
     _written_through_data,
-    _data_replaced,
     _detached_in_place,
     _slope_without_graph,
 ]
@@ -250,13 +247,16 @@ def _saved(self, x):
 
 
 REFUSED = [
-    (_kept_gradient, "returns nothing", "h.register_hook"),
-    (_removed, "removed in the forward pass", "remove()"),
-    (_one_more_at_every_call, "one more at every call", "self.w.register_hook"),
-    (_frozen_too_late, "leaves a.weight frozen", ""),
-    (_backward, r"use torch\.autograd\.grad", "backward()"),
-    (_node, "grad_fn is a node of torch's autograd", "h.grad_fn"),
-    (_several, "once several gradients are there", "register_multi_grad_hook"),
+    (_kept_gradient, "does not capture", "h.register_hook"),
+    (_removed, "registers or removes a hook", "remove()"),
+    (_one_more_at_every_call, "one more at every call", ""),
+    (_frozen, "changes requires_grad", "self.a.requires_grad_(False)"),
+    (_frozen_and_thawed, "changes requires_grad", "p.requires_grad_(False)"),
+    (_frozen_too_late, "changes requires_grad", "self.a.requires_grad_(False)"),
+    (_data_replaced, "replaces the data of a tensor", "h.data = h.data * 3"),
+    (_backward, "a second call computes something else", ""),
+    (_node, "grad_fn, a node of torch's autograd", "h.grad_fn"),
+    (_several, "hook", "register_multi_grad_hook"),
     (_saved, "saved_tensors_hooks", "with torch.autograd"),
 ]
 
@@ -283,5 +283,5 @@ def _written_through_unfold(self, x):
 
 
 def test_a_write_through_unfold_is_refused():
-    with pytest.raises(UnsupportedModel, match=r"a write through unfold\(\)"):
+    with pytest.raises(UnsupportedModel, match=r"it writes through unfold\(\)"):
         from_torch(Model(_written_through_unfold), X, ["evaluation"])

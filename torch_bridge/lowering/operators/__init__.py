@@ -17,7 +17,6 @@ from torch_bridge.lowering.operators import (  # noqa: F401
     normalization,
     norms,
     pooling,
-    printing,
     products,
     randomness,
     recurrent,

@@ -16,7 +16,7 @@ from torch_bridge.lowering.dtypes import (
     wide_dtype,
 )
 from torch_bridge.lowering.operators.bounds import of_equals
-from torch_bridge.lowering.operators.derivatives import absolute, along, derived, sloped, underived, zero_where
+from torch_bridge.lowering.operators.derivatives import absolute, along, derived, sloped, zero_where
 from torch_bridge.lowering.operators.gamma_functions import digamma
 from torch_bridge.lowering.table import TABLE, lowering
 
@@ -339,28 +339,8 @@ def copy(call, x, source, non_blocking=False):
 
 
 @lowering("detach.default")
-def detach(call, x, residual=False):
-    """Stop the gradient. residual: x is a backward's residual, which second gradients do reach."""
-    return x if residual else jax.lax.stop_gradient(x)
-
-
-@lowering("torch_bridge.once.default")
-def once(call, x):
-    return underived(x, "trying to differentiate twice a function that was marked with @once_differentiable", x)
-
-
-@lowering("torch_bridge.rewritten.default")
-def rewritten(call, value, before):
-    """Return a value that was written without autograd's knowledge, with the gradient of the value before the write."""
-    return _rewritten(value, cast(before, value.dtype))
-
-
-@jax.custom_jvp
-def _rewritten(value, before):
-    return value
-
-
-_rewritten.defjvp(lambda values, tangents: (values[0], tangents[1]))
+def detach(call, x):
+    return jax.lax.stop_gradient(x)
 
 
 @lowering("complex.default")

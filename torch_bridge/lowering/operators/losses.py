@@ -70,7 +70,7 @@ def soft_margin_loss(call, x, target, reduction=1):
     return _reduce(jax.nn.softplus(-target * x), reduction)
 
 
-@lowering("multi_margin_loss.default", "torch_bridge.multi_margin_loss.default")
+@lowering("multi_margin_loss.default")
 def multi_margin_loss(call, x, target, p=1, margin=1, weight=None, reduction=1):
     """Compute the loss; a margin that is met exactly has no gradient."""
     lonely = x.ndim < 2
@@ -147,7 +147,7 @@ def cross_entropy_loss(call, x, target, weight=None, reduction=1, ignore_index=-
     return value.astype(x.dtype)
 
 
-@lowering("torch_bridge.ctc_loss.default", "ctc_loss.Tensor", "ctc_loss.IntList")
+@lowering("ctc_loss.Tensor", "ctc_loss.IntList")
 def ctc_loss(call, log_probs, targets, input_lengths, target_lengths, blank=0, reduction=1, zero_infinity=False):
     """Compute the loss. log_probs: [time, batch, class]; targets: [batch, label], or all labels in one row. The mean is
     torch's: it divides each sample's loss by its number of labels. Source: Graves et al. 2006, equations 6 to 8."""

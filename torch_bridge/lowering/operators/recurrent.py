@@ -105,13 +105,6 @@ _CELLS = {
 }
 
 
-@lowering("torch_bridge.packed_rnn.default")
-def packed_rnn(call, kind, x, batch_sizes, states, params, *options):
-    """Run a recurrent layer over padded sequences in order of length. batch_sizes: int [time], how many continue."""
-    real = jnp.arange(x.shape[1]) < batch_sizes[:, None]
-    return _run(call, _CELLS[kind], x, states, params, *options, batch_first=False, real=real)
-
-
 @lowering("lstm.input")
 def lstm(call, x, hx, params, *options):
     return _run(call, _CELLS["LSTM"], x, hx, params, *options)

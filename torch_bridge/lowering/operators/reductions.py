@@ -210,7 +210,7 @@ def std_mean(call, x, dim=None, *, correction=None, keepdim=False):
     return std(call, x, dim, True, keepdim, correction=correction), mean(call, x, dim, keepdim)
 
 
-@lowering("logsumexp.default", "torch_bridge.logsumexp.default")
+@lowering("logsumexp.default")
 def logsumexp(call, x, dim, keepdim=False):
     return jax.nn.logsumexp(x, axes_of(x, dim), keepdims=keepdim)
 

@@ -6,7 +6,6 @@ and detects when one has changed.
 
 import collections
 import contextlib
-import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -62,7 +61,6 @@ class PythonInputs:
             walk = Walk(names, *self._root)
         self.places = _named_apart(walk.places)
         self.held, self.registered = walk.held, walk.registered
-        self._registered = [(place, value_at(place)) for place in self.registered]
         self._linked = [(place, value_at(place)) for place in walk.links]
         self._forms = [(name, container, _form(container)) for name, container in walk.containers + walk.foreign]
         self._counts = [(name, held, len(held)) for name, held in walk.attributes]
@@ -90,22 +88,10 @@ class PythonInputs:
         moved += ["an attribute of a tensor"] if _count(self._of_tensors) != self._on_tensors else []
         return moved + [name for name, container, form in self._forms if not _has_form(container, form)]
 
-    def keyed(self) -> list[dict | set]:
-        """Return the dicts and sets that the code reaches."""
-        return [container for _, container in self._walk.containers if isinstance(container, (dict, set))]
-
-    def links(self) -> list[Place]:
-        """Return the places of objects and containers."""
-        return [place for place, _ in self._linked]
-
     def tensors(self) -> list[Any]:
         """Return the tensors and arrays that the code reaches."""
         tuples = [value for _, value in self._linked if type(value) is tuple]
         return [*map(value_at, (*self.held, *self.registered)), *(item for value in tuples for item in value)]
-
-    def exchanged(self) -> list[tuple[Any, Any]]:
-        """Return the modules' parameters and buffers as they were before the record, and what is in their places."""
-        return [(before, value_at(place)) for place, before in self._registered]
 
     @contextlib.contextmanager
     def effects(self) -> Iterator[Changes]:
@@ -117,7 +103,6 @@ class PythonInputs:
         for value in map(value_at, self.held):
             if isinstance(value, LazyScalar):
                 value.tensor()  # now: while code is recorded, torch makes tensors without values
-        self._registered = [(place, value_at(place)) for place in self.registered]
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
         tables = [*walk.tables, *walk.tensors.values()]
         try:
@@ -129,8 +114,9 @@ class PythonInputs:
 
 
 def _count(attributes: Sequence[dict]) -> int:
-    """Return the number of attributes of tensors, without the mark of those whose newest values are on the device."""
-    return sum(map(len, attributes)) - sum(map(operator.contains, attributes, itertools.repeat("_awaited")))
+    """Return the number of attributes of tensors, without our mark of those whose newest values are on the device, and
+    without TorchDynamo's."""
+    return sum(name != "_awaited" and not name.startswith("_dynamo_") for held in attributes for name in held)
 
 
 def _named_apart(places: list[Place]) -> list[Place]:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch_bridge.capture import torch_api
 from torch_bridge.capture.module_hooks import has_module_hooks, marked_hooks
 from torch_bridge.capture.padded_encoder import zeros_at_padding
+from torch_bridge.capture.polyfills import plain_forwards
 from torch_bridge.capture.replay import check_backward, name_of, nodes_of
 from torch_bridge.capture.traced import Result, State, Traced
 from torch_bridge.lowering.errors import CannotRecord, Unfollowed, source_line
@@ -54,6 +55,10 @@ def module_graph(
     try:
         return _settled(leaves, spec, state, free, watch)
     except Exception as error:
+        if torch_api.asks_for_gradients(error):  # of an input: it has one from the start
+            watch.restore()
+            leaves = [leaf.requires_grad_() if _is_float(leaf) else leaf for leaf in leaves]
+            return _settled(leaves, spec, state, free, watch, _call_detached)
         needs_numbers = isinstance(error, _NeedsNumbers) or torch_api.needs_numbers(error)
         if not (needs_numbers and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
             raise
@@ -61,20 +66,26 @@ def module_graph(
     return _settled(leaves, spec, state, None, watch)
 
 
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
 class _NeedsNumbers(Unfollowed):
     """Error for code that Dynamo follows where sizes are plain numbers."""
 
 
-def _settled(leaves: list, spec: Any, state: State, free: Any, watch: Watch) -> tuple[Graph, dict]:
+def _settled(
+    leaves: list, spec: Any, state: State, free: Any, watch: Watch, call: Callable | None = None
+) -> tuple[Graph, dict]:
     """Return the result of module_graph. Code that changes something in Python is read twice: what it sets once and for
     all, as a default, or only for others to look at, leads to the same graph again."""
-    first = _Capture(state.entry, leaves, spec)
+    first = _Capture(state.entry, leaves, spec, call or _call)
     with watch.call():
         result = first.graph(free, state)
     changed = first.changed()
     if not changed and not first.left:
         return result
-    second = _Capture(state.entry, leaves, spec)
+    second = _Capture(state.entry, leaves, spec, call or _call)
     second.read(free)
     names = ", ".join((watch.names() or changed or ["an object"])[:3])
     reads = {id(mark) for mark in first.left} & {id(real) for real in second.reals}
@@ -120,17 +131,43 @@ def _same_values(a: Any, b: Any) -> bool:
     return isinstance(a, _PLAIN) and type(a) is type(b) and a == b
 
 
+def _copy(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().requires_grad_(leaf.requires_grad)
+
+
 def _call(entry: torch.nn.Module, inputs: tuple) -> Any:
     """Call the entry's forward; this is what Dynamo captures."""
     return entry.forward(*inputs)
 
 
+@torch.compiler.allow_in_graph
+def _an_output(value: torch.Tensor) -> torch.Tensor:
+    """Mark an output in Dynamo's graph."""
+    return value.view_as(value)
+
+
+def _call_detached(entry: torch.nn.Module, inputs: tuple) -> Any:
+    """Call as `_call`, where a gradient begins inside: Dynamo hands out such tensors only if they are detached."""
+    detached = lambda value: _an_output(value).detach()
+    return pytree.tree_map_only(torch.Tensor, detached, with_fields(entry.forward(*inputs)))
+
+
+def _unmark(gm: torch.fx.GraphModule) -> None:
+    for node in list(gm.graph.nodes):
+        if node.target is _an_output:
+            for detached in list(node.users):
+                detached.replace_all_uses_with(node.args[0])
+                gm.graph.erase_node(detached)
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
 class _Capture:
     """One capture. Dynamo reads the code and asks for a program of its graph; that program only marks its results."""
 
-    def __init__(self, entry: torch.nn.Module, leaves: list, spec: Any):
-        self._entry, self._spec = entry, spec
-        self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    def __init__(self, entry: torch.nn.Module, leaves: list, spec: Any, call: Callable):
+        self._entry, self._spec, self._call = entry, spec, call
+        self._leaves = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._symbolic = False
         self._marks: list[Any] = []
         self._before: list[tuple[str, Any, Any]] = []  # what the code changes in Python: name, object, its contents
@@ -154,15 +191,14 @@ class _Capture:
     def _prepared(self) -> Iterator[None]:
         """Inside the context, modules show Dynamo what torch's own machinery does around their calls."""
         graded = any(inner.training for inner in self._entry.modules())
-        with marked_hooks(self._entry), zeros_at_padding(self._entry, graded), warnings.catch_warnings():
+        hooks, zeros = marked_hooks(self._entry), zeros_at_padding(self._entry, graded)
+        with hooks, zeros, plain_forwards(self._entry), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\._dynamo\.")  # with symbols for sizes, and shown later
             yield
 
     def _run(self, free: Any) -> Any:
         self._symbolic = free is not None
-        captured = torch_api.whole(
-            _call, self._compile, self._ignore, self._ignore, rewrite_assert_with_torch_assert=True
-        )
+        captured = torch_api.whole(self._call, self._compile, self._ignore, self._ignore, **torch_api.OF_MODULES)
         try:
             with torch.enable_grad(), torch_api.free_sizes(self._leaves, free), self._prepared():
                 return captured(self._entry, pytree.tree_unflatten(self._leaves, self._spec))
@@ -207,6 +243,7 @@ class _Capture:
 
     def _compile(self, gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable:
         """Trace the graph: a backend of Dynamo's. Raises CannotRecord to refuse it."""
+        _unmark(gm)
         if wrong := torch_api.stale() or torch_api.lost_writes() or torch_api.keeps_padding(gm.graph):
             raise Unfollowed(f"Dynamo does not follow {wrong}")
         if where := torch_api.unguarded_line(symbolic=False):

@@ -152,7 +152,7 @@ def check_backward(gm: torch.fx.GraphModule) -> None:
             if node.target is _FUNCTION and twice:
                 raise CannotRecord("it differentiates the backward of an autograd.Function")
             if node.target is _CHECKPOINT:
-                _check_checkpoint(getattr(inner, node.args[0].target), node.kwargs, twice)
+                _check_checkpoint(node, getattr(inner, node.args[0].target), twice)
 
 
 def _check_statistics(gm: torch.fx.GraphModule) -> None:
@@ -188,9 +188,12 @@ def _check_windows(gm: torch.fx.GraphModule) -> None:
             windows.add(node)
 
 
-def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) -> None:
-    if options.get("use_reentrant"):  # in torch, no gradient comes from it unless an input asks for one
-        raise CannotRecord("it calls checkpoint(use_reentrant=True)")
+def _check_checkpoint(node: torch.fx.Node, body: torch.fx.GraphModule, twice: bool) -> None:
+    options, computed = node.kwargs, [each for each in node.all_input_nodes if each.op.startswith("call_")]
+    if options.get("use_reentrant") and not any(getattr(_value(x), "requires_grad", False) for x in computed):
+        raise CannotRecord(
+            "it calls checkpoint(use_reentrant=True) on inputs without a gradient, and torch trains none"
+        )
     if twice:
         raise CannotRecord("it differentiates the backward of a checkpointed part")
     if options.get("preserve_rng_state") is False and any(map(_draws, nodes_of(body))):
@@ -200,6 +203,10 @@ def _check_checkpoint(body: torch.fx.GraphModule, options: dict, twice: bool) ->
         raise CannotRecord("a checkpoint with a context_fn writes to tensors")
     if writing and "norm" not in name_of(writing[-1]):  # torch ends the second run where nothing more is needed
         raise CannotRecord("a checkpointed part writes to tensors")
+
+
+def _value(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value")
 
 
 def writes_in_checkpoint(gm: torch.fx.GraphModule) -> bool:

@@ -41,6 +41,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from jaxtrain.errors import UserError
+from torch_bridge.capture import polyfills
 from torch_bridge.lowering import errors
 
 FIRST_TORCH = "2.13"  # the oldest torch that the tests cover
@@ -377,6 +378,7 @@ def _prepare_dynamo() -> None:
     methods would be called without their object."""
     for package in ("jax", "jaxlib"):
         torch._dynamo.trace_rules.add(package)
+    polyfills.register()
     torch.compiler.substitute_in_graph(warnings.warn, skip_signature_check=True)(_warn)
     torch.compiler.substitute_in_graph(print, skip_signature_check=True)(_print)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\._dynamo\.")
@@ -648,6 +650,12 @@ def is_limit(error: BaseException) -> bool:
 def is_unsupported(error: BaseException) -> bool:
     """Return True if Dynamo has stopped at code that it does not capture."""
     return isinstance(cause_of(error), torch._dynamo.exc.Unsupported)
+
+
+def asks_for_gradients(error: BaseException) -> bool:
+    """Return True if code calls requires_grad_() where Dynamo does not capture that: on an input, or on what leads to a
+    result."""
+    return is_unsupported(error) and "requires_grad_()" in str(error)
 
 
 def needs_numbers(error: BaseException) -> bool:

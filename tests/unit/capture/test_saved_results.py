@@ -138,3 +138,23 @@ def test_labels_that_end_at_minus_one_have_torchs_loss_under_the_backend():
     torch.manual_seed(0)
     x = torch.randn(3, 4)
     assert _compiled(lambda x: _labels(nn.Identity(), x))(x) == _labels(nn.Identity(), x)
+
+
+def test_one_hot_is_compiled_and_refuses_the_classes_that_torch_refuses():
+    def loss(module, batch):
+        x, classes = batch
+        return (F.one_hot(classes, 3).float() * module(x)).square().mean()
+
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    step = jaxtrain.compile(module, loss, torch.optim.SGD(module.parameters(), 1e-2), wait=True)
+    x = torch.randn(3, 4)
+    for classes in ([0, 1, 2], [2, 2, 0]):
+        wanted = loss(module, (x, torch.tensor(classes))).item()
+        assert float(step((x, torch.tensor(classes)))) == pytest.approx(wanted, rel=1e-6)
+    assert "torch runs it" not in step.explain()
+    for wrong in (3, -1):
+        with pytest.raises(ValueError, match=f"the batch holds class {wrong}, wanted 0 to 2"):
+            step((x, torch.tensor([0, wrong, 1])))
+        with pytest.raises(RuntimeError, match="Class values"):
+            _compiled(lambda x: F.one_hot(x, 3))(torch.tensor([0, wrong]))

@@ -22,7 +22,7 @@ def main(argv: commands.Arguments = None) -> int:
     p.add_argument("--weights", metavar="F", help="exported file to check (default: export the checkpoint now)")
     p.add_argument("--split", default="validation", help="validation, test or train (default validation)")
     p.add_argument("--batches", type=commands.count(), default=1, help="number of batches (default 1)")
-    own = p.add_argument_group("a torch module of your own, in place of --run; or beside it, with that run's weights")
+    own = p.add_argument_group("your own torch module, instead of --run; with --run, it gets that run's weights")
     own.add_argument("--module", metavar="PKG:FUNCTION", help="() -> a torch.nn.Module")
     own.add_argument("--data", metavar="PKG:FUNCTION", help="([split]) -> its training Dataset or DataLoader, as "
                      "data.target of a YAML")  # fmt: skip

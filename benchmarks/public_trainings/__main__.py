@@ -44,7 +44,7 @@ runs the loss and the update of each step ("torch"), around compiled modules if 
 `python -m benchmarks.public_trainings` makes this page; the code of each training is in `benchmarks/public_trainings/`,
 one file per family. What a loss draws (noise, crops, negative samples) comes with its batch, so that both sides have
 the same numbers. Programs are compiled without XLA's optimisations here; `--optimised` compiles as a run does.
-[A certificate](verify.md) tests a training of your own in the same way.
+[A certificate](verify.md) tests your own training in the same way.
 
 """
 

@@ -13,7 +13,7 @@ from torch_bridge.lowering.python.places import attributes_of
 
 _REPEATS = (
     "in torch the numbers that follow are the same at every call, and JAX draws new ones at every step: draw them once "
-    "in __init__ and keep them (self.register_buffer), or draw without a seed of your own"
+    "in __init__ and keep them (self.register_buffer), or draw without your own seed"
 )
 SEEDS = f"forward seeds the generator that it draws from: {_REPEATS}"
 _MARK = 0x5EED_0F_4E0_4E  # a seed that no user code sets

@@ -110,7 +110,9 @@ class DataConfig(Section):
         None  # samples of one; auto: as many as fit. Sets train.accumulate_steps
     )
     memory_limit_bytes: int | None = Field(default=None, ge=1)  # of a device, for micro_batch=auto; its own if left out
-    pad_values: dict[str, float] = {}  # by entry of a batch: the value that pads it, if the collate function does not say
+    pad_values: dict[
+        str, float
+    ] = {}  # by entry of a batch: the value that pads it, if the collate function does not say
     stream_shards: int | None = Field(default=None, ge=1)  # divide an IterableDataset over processes and workers
     shuffle_buffer: int | None = Field(default=None, ge=2)  # samples of each shard that are held, and given shuffled
     timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index

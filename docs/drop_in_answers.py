@@ -46,12 +46,12 @@ ANSWERS = {
         "otherwise": {
             "training_step": "captured by TorchDynamo and compiled; `batch_idx`, `current_epoch`, `global_step` and "
             "learning rates may change, what Python branches on leads to at most 8 graphs",
-            "optimizers": f"in `training_step`: the learning rates; where it sets one, {APART}",
+            "optimizers": f"in `training_step`: the learning rates; if it sets one, {APART}",
             **dict.fromkeys(
                 """backward clip_gradients configure_gradient_clipping manual_backward on_after_backward
                 on_before_backward on_before_optimizer_step on_before_zero_grad optimizer_step optimizer_zero_grad
                 toggle_optimizer toggled_optimizer untoggle_optimizer""".split(),
-                f"where it is your own or you optimize manually, {APART}",
+                f"if it is your own or you optimize manually, {APART}",
             ),
         },
     },
@@ -70,11 +70,11 @@ ANSWERS = {
         "otherwise": {
             **dict.fromkeys(
                 "on_train_batch_start on_train_batch_end".split(),
-                f"where it is your own and reads `.grad`, {APART}",
+                f"if it is your own and reads `.grad`, {APART}",
             ),
             **dict.fromkeys(
                 "on_after_backward on_before_backward on_before_optimizer_step on_before_zero_grad".split(),
-                f"of your own: {APART}",
+                f"with your own code: {APART}",
             ),
         },
     },
@@ -166,7 +166,7 @@ ANSWERS = {
         "otherwise": {
             **dict.fromkeys(
                 "on_pre_optimizer_step on_optimizer_step on_substep_end".split(),
-                f"of your own, it may read gradients: {APART}",
+                f"with your own code, which may read gradients: {APART}",
             ),
         },
     },

@@ -111,7 +111,7 @@ def _alternatives(annotation) -> list[str]:
 
 def _default(field) -> str:
     if field.is_required():
-        return "wanted"
+        return "required"
     value = field.get_default(call_default_factory=True)
     shown = {None: "null", True: "true", False: "false"}.get(value, value) if isinstance(value, bool | None) else value
     return f"`{str(shown) or '(empty)'}`"

@@ -104,7 +104,7 @@ def hierarchical(folder: pathlib.Path) -> HJEPATrainer:
 
 
 class MonitoringTrainer(HJEPATrainer):
-    """4. Monitoring of your own: extend a step, an epoch, the metrics."""
+    """4. Your own monitoring: extend a step, an epoch, the metrics."""
 
     def _train_step(self, batch, epoch, step):
         loss, loss_dict = super()._train_step(batch, epoch, step)

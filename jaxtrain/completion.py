@@ -1,8 +1,10 @@
 """Print a script that completes commands and options in a shell: `jaxtrain completion bash`."""
 
+import ast
 import contextlib
-import importlib
+import importlib.util
 import io
+import pathlib
 import re
 
 from jaxtrain import commands
@@ -49,10 +51,24 @@ def script(shell: str) -> str:
 
 def options(name: str) -> list[str]:
     """Return the options that a command's --help lists."""
+    if name == "torchrun":
+        return torchrun_options()
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         importlib.import_module(commands.ELSEWHERE.get(name, f"jaxtrain.{name}")).main(["--help"])
     return list(dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", shown.getvalue())))
+
+
+def torchrun_options() -> list[str]:
+    """Read the options of torchrun in its file: importing torch takes longer than everything else here."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return []
+    tree = ast.parse((pathlib.Path(spec.origin).parent / "distributed/run.py").read_text("utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    added = [call.args for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"]
+    names = [name.value for names in added for name in names if isinstance(name, ast.Constant)]
+    return [name for name in names if isinstance(name, str) and name.startswith("--")]
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ class DataConfig(Section):
         None  # samples of one; auto: as many as fit. Sets train.accumulate_steps
     )
     memory_limit_bytes: int | None = Field(default=None, ge=1)  # of a device, for micro_batch=auto; its own if left out
-    pad_values: dict[str, float] = {}  # by entry of a batch: what fills it up, where the collate function does not tell
+    pad_values: dict[
+        str, float
+    ] = {}  # by entry of a batch: the value that pads it, if the collate function does not say
     stream_shards: int | None = Field(default=None, ge=1)  # divide an IterableDataset over processes and workers
     shuffle_buffer: int | None = Field(default=None, ge=2)  # samples of each shard that are held, and given shuffled
     timeout_s: float = Field(default=600.0, gt=0)  # a batch that takes longer ends the run with the sample's index
@@ -129,7 +131,7 @@ class DataConfig(Section):
         if self.stream_shards is None:
             raise ValueError("shuffle_buffer holds samples of each shard; set stream_shards too (1: the whole stream)")
         if not self.shuffle:
-            raise ValueError("shuffle_buffer shuffles; leave it out beside shuffle: false")
+            raise ValueError("shuffle_buffer shuffles; leave it out with shuffle: false")
         return self
 
 
@@ -178,7 +180,7 @@ class GroupConfig(Section):
     def _trains_some_time(self):
         until, after = self.freeze_until_epoch, self.freeze_after_epoch
         if self.freeze and (until or after):
-            raise ValueError("freeze fixes the group for the whole run; leave it out beside freeze_..._epoch")
+            raise ValueError("freeze fixes the group for the whole run; leave it out with freeze_..._epoch")
         if until and after and until >= after:
             raise ValueError(f"frozen until epoch {until} and after epoch {after}: it never trains; freeze says so")
         return self
@@ -193,10 +195,10 @@ class OptimConfig(Section):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
-    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd; muon, where 0 means 0.95
+    momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd; for muon, 0 means 0.95
     nesterov: bool = False  # sgd
     clip_norm: float | None = Field(default=1.0, gt=0)  # global L2 norm of the gradients; null: no clipping
-    groups: dict[str, GroupConfig] = {}  # by name: of your own with `match`, or those that the task gives
+    groups: dict[str, GroupConfig] = {}  # by name: your own with `match`, or those that the task gives
     layer_decay: float | None = Field(default=None, gt=0, le=1)  # lr of each layer, times that of the layer above it
     ema_decay: float | None = Field(default=None, ge=0, lt=1)  # keep an average of the weights, evaluate and export it
     schedule: ScheduleConfig = ScheduleConfig()
@@ -229,7 +231,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: int | None = Field(default=None, ge=1)  # passes over the training data; steps wins where both are given
+    epochs: int | None = Field(default=None, ge=1)  # passes over the training data; steps wins if both are set
     steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)  # optimizer steps
     overfit_batches: int | None = Field(default=None, ge=1)  # train and evaluate on the first n batches, over and over
     fast_dev_run: bool = False  # one batch of training and of evaluation, everything else as ever, nothing kept
@@ -370,7 +372,7 @@ class TrainingConfig(Section):
     compat: Literal["correct", "original"] = "correct"  # original: the torch original's training procedure, faults too
     deterministic: bool = True  # XLA's deterministic operations on GPU
     init_from: str | None = None  # start from these weights: a .pt, a .safetensors, a Hugging Face or a run folder
-    init_optimizer: bool = True  # where that file holds an optimizer's state, go on with it and at its step
+    init_optimizer: bool = True  # if that file holds an optimizer's state, go on with it and at its step
     init_strict: bool = True  # false: take the weights of init_from that fit, name those that do not
     run: RunConfig = RunConfig()
     data: DataConfig = DataConfig()

@@ -165,7 +165,7 @@ def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str
         return True
     import jax
 
-    from torch_bridge import verify
+    from torch_bridge import verification
     from torch_bridge.datasets import to_torch
     from torch_bridge.state_dict import state_dict
     from torch_bridge.training import faults
@@ -186,7 +186,7 @@ def _in_torch(program: Any, rows: Mapping[str, Any], index: Any, lines: list[str
     if found.output is not None or found.gradient is not None:
         return False
     twin.eval()
-    report = verify.compare(task, config, model, twin, [rows])
+    report = verification.compare(task, config, model, twin, [rows])
     if report.first is not None:
         first = report.first
         lines.append(

@@ -191,7 +191,7 @@ def finish(trainer) -> int:
             print(f"registered in MLflow: {trainer.config.tracking.mlflow_model}, version {version}")
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch and trainer.task.twin is not None and trainer.source("validation") is not None:
-        from torch_bridge.verify import compare_with_twin
+        from torch_bridge.verification import compare_with_twin
 
         print(compare_with_twin(trainer.folder, path, trainer.source("validation")))
     launch.wait_for_all("end of the run")

@@ -334,7 +334,7 @@ def find_task(name: str) -> Task:
     if found and tail in found:
         return found[tail]
     raise UserError(
-        f"task: {name!r} is unknown; known here: {', '.join(task_names())}. A task of your own is the name of an "
+        f"task: {name!r} is unknown; known here: {', '.join(task_names())}. Your own task is the name of an "
         "importable module that holds TASKS = {...}, or of a Task in it (docs/adding_a_system.md)"
     )
 

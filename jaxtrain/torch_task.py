@@ -57,7 +57,7 @@ def task_of_torch_module(
     if lost:
         raise UserError(f"{lost}: return from the Dataset, in float32, what the module makes of them")
     if inside := made.lost_inside(example):
-        raise UserError(f"{inside}: a loop of your own with jaxtrain.compile leaves such a loss to torch")
+        raise UserError(f"{inside}: your own loop with jaxtrain.compile leaves such a loss to torch")
     if single_row:
         try:
             made.record(mapped(lambda value: value[:1], example), training=True)

@@ -103,7 +103,7 @@ SOURCES: dict[str, dict[str, tuple[str, str]]] = {
         "3 to 5 % dead": ("configs/splat_sae.yaml", "3 to 5 % dead"),
         "at least 90 % found": ("tests/unit/set_completion/test_sae.py", "assert found[True] >= 0.9"),
     },
-    "docs/troubleshooting.md": {"up to 1 GiB": _DEVICE, "more than 5 s is told": _LONG},
+    "docs/troubleshooting.md": {"up to 1 GiB": _DEVICE, "more than 5 s is reported": _LONG},
 }
 STATED: dict[str, dict[str, str]] = {  # what is no measurement
     "README.md": {"first 15 minutes": "a page's title"},

@@ -28,7 +28,7 @@ TORCH_PACKAGES = {
     "module",
     "modes",
     "module_tensors",
-    "verify",
+    "verification",
     "lowering",
     "from_torch",
     "double_values",

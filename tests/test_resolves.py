@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 UNREACHABLE = re.compile(r"dns error|failed to fetch|network|offline|timed out", re.IGNORECASE)
 
 
-OTHERS = [pytest.param(version, marks=pytest.mark.slow) for version in ("3.11", "3.13")]
+OTHERS = [pytest.param(version, marks=pytest.mark.slow) for version in ("3.11", "3.13", "3.14")]
 
 
 @pytest.mark.parametrize("python", ["3.12", *OTHERS])

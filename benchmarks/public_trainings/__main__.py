@@ -37,14 +37,14 @@ random weights and synthetic data, each for {steps} steps in torch and under jax
 
 "Difference" is the largest of
 abs(jaxtrain's loss - torch's) / max(1, abs(torch's)) over the steps; {near} are within {limit:g}. {compiled} run
-compiled: captured by TorchDynamo ("compiled"), or recorded by torch.export where the reason keeps Dynamo from it
-("recorded"). In {fallen} torch runs the steps ("torch") or something of them ("in part"), for the reason that the run
-gives; {refused} are refused before the first step.
+compiled: TorchDynamo captures the loss, and one program computes it, its gradients and the update. In {fallen}, torch
+runs the loss and the update of each step ("torch"), around compiled modules if those can be captured, or of some steps
+("in part"), for the reason that the run gives; {refused} are refused before the first step.
 
 `python -m benchmarks.public_trainings` makes this page; the code of each training is in `benchmarks/public_trainings/`,
 one file per family. What a loss draws (noise, crops, negative samples) comes with its batch, so that both sides have
 the same numbers. Programs are compiled without XLA's optimisations here; `--optimised` compiles as a run does.
-[A certificate](verify.md) tests a training of your own in the same way.
+[A certificate](verify.md) tests your own training in the same way.
 
 """
 
@@ -169,9 +169,7 @@ def compiled(entry: Entry) -> tuple[list[float], str, str]:
     ]
     if reasons:
         return losses, "torch", reasons[0]
-    recorded = [text for text in told if "recorded by torch.export" in text]
-    why = re.search(r"not captured: (.*)", recorded[0]).group(1) if recorded and "not captured" in recorded[0] else ""
-    return losses, "recorded" if recorded else "compiled", why
+    return losses, "compiled", ""
 
 
 class Heard(logging.Handler):
@@ -197,7 +195,7 @@ def page(known: dict[str, dict]) -> str:
         "steps": STEPS,
         "limit": LIMIT,
         "near": sum(row["difference"] <= LIMIT for row in ran),
-        "compiled": sum(row["how"] in ("compiled", "recorded") for row in ran),
+        "compiled": sum(row["how"] == "compiled" for row in ran),
         "fallen": sum(row["how"] in ("torch", "in part") for row in ran),
         "refused": len(known) - len(ran),
     }

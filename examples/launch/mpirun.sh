@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# OpenMPI, one process per GPU: bash examples/launch/mpirun.sh configs/digits.yaml, or a script of your own. PROCESSES=2 for
+# OpenMPI, one process per GPU: bash examples/launch/mpirun.sh configs/digits.yaml, or your own script. PROCESSES=2 for
 # a machine without GPUs. On several machines name the host of process 0: MASTER_ADDR=host.
 set -eu
 if [ -f "${VENV:=.venv}/bin/activate" ]; then . "$VENV/bin/activate"; fi
 PROCESSES=${PROCESSES:-${GPUS:-8}}
-target=${1:?a config file, or a script of your own}
+target=${1:?a config file, or your own script}
 shift
 case $target in
 *.py) set -- "$target" "$@" ;;

@@ -36,13 +36,13 @@ def compile(
     wait: bool = False,
     weights: Any = None,
 ) -> CompiledStep:
-    """Compile forward, backward, clipping and update of a torch module into one XLA program, for a loop of your own.
+    """Compile forward, backward, clipping and update of a torch module into one XLA program, for your own loop.
 
     Args:
         module: a torch.nn.Module.
         loss_fn: (module, batch) -> a scalar tensor, or (scalar, dict of scalars to log).
         optimizer: a torch.optim optimizer over the module's parameters, and others that the loss reads, a list of
-            several, or an optax GradientTransformation; a class of your own runs in torch, around compiled modules.
+            several, or an optax GradientTransformation; your own class runs in torch, around compiled modules.
         scheduler: a torch lr_scheduler, or a list, stepped after every update; one that you step yourself works too,
             because the rates are read from `optimizer.param_groups` at every call.
         accumulate: calls per update; their gradients are averaged.

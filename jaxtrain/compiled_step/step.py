@@ -1,6 +1,6 @@
 """One compiled update of shared weights, and several of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -208,6 +208,13 @@ class CompiledStep:
     def __repr__(self) -> str:
         runs = f"programs: {len(self.programs)}" if self.torch is None else "torch runs it"
         return f"CompiledStep({self.capture.loss.name}, calls: {self.count}, {runs})"
+
+    def __rich_repr__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield what rich shows of it in a terminal, a line for each."""
+        yield None, self.capture.loss.name
+        yield "calls", self.count
+        yield "programs", len(self.programs)
+        yield "runs", self.explain().splitlines()
 
     def explain(self) -> str:
         """Describe how the calls so far have run: the graphs that were captured and why each but the first was, why

@@ -239,7 +239,7 @@ def take(
         named = f"; by name it is a setting: optim={{'name': {optimizer!r}}}" if isinstance(optimizer, str) else ""
         raise UserError(
             f"optimizer: {kind}, wanted a torch.optim optimizer, as torch.optim.AdamW(model.parameters(), lr=1e-3) "
-            f"(several: in a loop of your own, jaxtrain.compile) or an optax GradientTransformation{named}"
+            f"(several: in your own loop, jaxtrain.compile) or an optax GradientTransformation{named}"
         )
     unused = sorted(config.model_fields_set - FREE)
     if unused:

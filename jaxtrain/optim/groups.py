@@ -53,7 +53,7 @@ def check(optim: "OptimConfig", members: Mapping[str, str]) -> None:
         if not patterns:
             known = ", ".join(sorted(set(members.values())))
             raise UserError(
-                f"optim.groups: {name} unknown; this task has the groups {known}. A group of your own needs a pattern: "
+                f"optim.groups: {name} unknown; this task has the groups {known}. Your own group needs a pattern: "
                 f"optim.groups.{name}.match='encoder.*'"
             )
         taken = [key for key in members if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]

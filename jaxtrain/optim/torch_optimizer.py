@@ -87,7 +87,7 @@ class TorchUpdate:
         if self.kind not in torch_rules.RULES:
             raise NoCounterpart(
                 f"optimizer: {self.kind} has no counterpart; there are {', '.join(torch_rules.RULES)} and every optax "
-                "GradientTransformation; in a loop of your own around jaxtrain.compile torch steps it"
+                "GradientTransformation; in your own loop around jaxtrain.compile torch steps it"
             )
         self.rule = torch_rules.RULES[self.kind]
         self.groups = optimizers.parameter_names(optimizer, names)

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from flax import nnx
@@ -305,6 +305,14 @@ class Trainer(SavedWeights):
     def __repr__(self) -> str:
         steps = f"{self.total_steps} steps" if self.abstract else f"step {int(self.state.step)} of {self.total_steps}"
         return f"Trainer({self._what()}, {steps}, {self.folder})"
+
+    def __rich_repr__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield what rich shows of it in a terminal, a line for each."""
+        yield None, self._what()
+        yield "step", f"0 of {self.total_steps}" if self.abstract else f"{int(self.state.step)} of {self.total_steps}"
+        yield "folder", str(self.folder)
+        yield "best", None if self.abstract else self.best
+        yield "config", self.config
 
     def describe(self) -> str:
         """Describe the run in a few lines."""

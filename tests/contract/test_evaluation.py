@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtrain.task import find_task
 from jaxtrain.train.checkpoint import init_from, torch_checkpoint
 from tests.contract.tasks import EXACT, PADDED, TASKS, assert_equal, each, tiny, untrained
-from torch_bridge import files, verify
+from torch_bridge import files, verification
 from torch_bridge.datasets import to_numpy, to_torch
 from torch_bridge.state_dict import load_state_dict, state_dict
 
@@ -97,7 +97,7 @@ def test_the_torch_twin_loads_the_export_strictly_and_agrees_to_1e_5_and_in_ever
     ours = jax.device_get(trainer.task.outputs(trainer.model(), batch))
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert np.linalg.norm(a - b) <= 1e-5 * max(np.linalg.norm(b), 1e-6)
-    layers = verify.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
+    layers = verification.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
     assert layers.first is None, str(layers)
 
 

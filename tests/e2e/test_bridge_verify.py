@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.contract.tasks import tiny
-from torch_bridge import comparison, files, verify
+from torch_bridge import comparison, files, verification, verify
 from torch_bridge.datasets import to_torch
 
 pytestmark = pytest.mark.slow
@@ -28,8 +28,8 @@ def test_an_export_agrees_in_every_layer_loss_and_gradient(folder, capsys):
 
 
 def test_an_altered_file_is_caught_at_the_layer_that_departs(folder, tmp_path, capsys):
-    model = verify.run_dir.load_model(folder, "last")[2]
-    state = verify.state_dict(model)
+    model = verification.run_dir.load_model(folder, "last")[2]
+    state = verification.state_dict(model)
     state["blocks.0.fc1.weight"] = state["blocks.0.fc1.weight"] * 1.01
     path = files.save(state, tmp_path / "altered.safetensors")
     assert verify.main(["--run", str(folder), "--weights", str(path)]) == 1
@@ -38,19 +38,19 @@ def test_an_altered_file_is_caught_at_the_layer_that_departs(folder, tmp_path, c
 
 def test_a_gradient_that_departs_alone_is_named(folder):
     """A twin whose forward is right and whose backward is not."""
-    task, config, model, _ = verify.run_dir.load_model(folder, "last")
+    task, config, model, _ = verification.run_dir.load_model(folder, "last")
     twin = task.twin.build(config).eval()
-    twin.load_state_dict({key: to_torch(value) for key, value in verify.state_dict(model).items()})
+    twin.load_state_dict({key: to_torch(value) for key, value in verification.state_dict(model).items()})
     twin.blocks[0].fc2.weight.register_hook(lambda grad: grad * 1.1)
-    loader = verify._loader(task, config, verify.as_source(task.build_data(config, "validation")))
-    report = verify.compare(task, config, model, twin, [loader.host_batch(0)])
+    loader = verification._loader(task, config, verification.as_source(task.build_data(config, "validation")))
+    report = verification.compare(task, config, model, twin, [loader.host_batch(0)])
     assert (report.first.kind, report.first.name) == ("gradient", "blocks.0.fc2.weight")
 
 
 def test_recording_leaves_the_classes_as_they_were(folder):
-    model = verify.run_dir.load_model(folder, "last")[2]
+    model = verification.run_dir.load_model(folder, "last")[2]
     before = {type(module): type(module).__call__ for module in comparison.modules(model) if callable(module)}
-    with verify.recording_flax(model) as records:
+    with verification.recording_flax(model) as records:
         model(jax.numpy.zeros((2, 1, 8, 8)))
     assert len(records) > 10
     assert all(kind.__call__ is call for kind, call in before.items())
@@ -65,7 +65,7 @@ def test_routers_agree_too(strategy, tmp_path):
     twin = trainer.task.twin.build(trainer.config).eval()
     twin.load_state_dict({key: to_torch(value) for key, value in trainer.state_dict().items()}, strict=True)
     batch = trainer.train_loader.host_batch(0)
-    report = verify.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
+    report = verification.compare(trainer.task, trainer.config, trainer.model(), twin, [batch])
     assert report.first is None, str(report)
     if strategy == "token":  # the other strategies call the router's parts, not the router
         assert "routers.1" in {difference.name for difference in report.differences}, report.unmatched

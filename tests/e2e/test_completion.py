@@ -1,14 +1,14 @@
 """`jaxtrain completion` gives shells the commands and options as they are."""
 
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from jaxtrain import completion
 from jaxtrain.__main__ import COMMANDS
-
-pytest.importorskip("torch", reason="the help of verify imports it")
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +41,17 @@ def test_fish_and_zsh_name_every_command(scripts):
     for name in COMMANDS:
         assert f" -a {name} -d " in scripts["fish"]
         assert f"      {name}) words=" in scripts["zsh"]
+
+
+def test_the_script_is_made_without_importing_torch_or_jax():
+    code = "import sys; from jaxtrain import completion; completion.script('bash'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert {"torch", "jax"}.isdisjoint(done.stdout.split())
+
+
+def test_torchruns_options_are_those_of_its_help():
+    run = pytest.importorskip("torch.distributed.run")
+    text = run.get_args_parser().format_help()
+    shown = {option for line in re.findall(r"^  (-.*)", text, re.M) for option in re.findall(r"--[a-z][\w-]*", line)}
+    assert "--nproc-per-node" in shown
+    assert shown - {"--help"} <= set(completion.torchrun_options())

@@ -20,7 +20,7 @@ from torch_bridge.capture import recurrent
 @contextlib.contextmanager
 def one_operator() -> Iterator["AsOne"]:
     """Inside the context, scaled_dot_product_attention is torch_bridge.attention, with dropout plain operators; each
-    layer of an LSTM, GRU or RNN is torch_bridge.recurrent."""
+    layer of an LSTM, GRU or RNN is torch_bridge.recurrent; one_hot with a number of classes is torch_bridge.one_hot."""
     with AsOne() as mode:
         yield mode
 
@@ -47,9 +47,28 @@ class AsOne(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in recurrent.KINDS and recurrent.takes(args):
             return recurrent.layers(recurrent.KINDS[func], *args)
+        if func is F.one_hot and (counted := _classes(*args, **(kwargs or {}))):
+            return torch.ops.torch_bridge.one_hot(*counted)
         if func is not F.scaled_dot_product_attention:
             return self.call(func, args, kwargs or {})
         return _attention(*args, **(kwargs or {}))
+
+
+def _classes(tensor: Tensor, num_classes: Any = -1) -> tuple[Tensor, int] | None:
+    """Return the arguments of one_hot, if they say how many classes there are."""
+    counted = isinstance(num_classes, int) and num_classes > 0 and tensor.dtype is torch.int64
+    return (tensor, num_classes) if counted else None
+
+
+@torch.library.custom_op("torch_bridge::one_hot", mutates_args=())
+def one_hot(index: Tensor, num_classes: int) -> Tensor:
+    """Compute torch's one_hot, whose own graph asserts what `lowering/index_checks.py` checks before the step."""
+    return F.one_hot(index, num_classes)
+
+
+@one_hot.register_fake
+def _(index, num_classes):
+    return index.new_empty((*index.shape, num_classes))
 
 
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):

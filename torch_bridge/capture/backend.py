@@ -24,6 +24,8 @@ from torch_bridge.capture import artefacts, decompositions, torch_api, unreached
 from torch_bridge.capture.attention import one_operator
 from torch_bridge.capture.compiled_graph import CompiledGraph, Halves
 from torch_bridge.capture.reasons import reason_of, stopped_by
+from torch_bridge.capture.replay import check_values
+from torch_bridge.lowering.errors import StaysInTorch
 
 log = logging.getLogger(__name__)
 _CAPTURES = Waits("TorchDynamo", torch_api.line_in)
@@ -84,13 +86,17 @@ def jaxtrain(
         return compile
 
     backend = torch_api.autograd_backend(
-        compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules()
+        compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules_with_factors()
     )
     try:
+        check_values(gm)
         with one_operator():
             run = backend(gm, example_inputs)
     except torch_api.CAPTURE_ERRORS:
         raise
+    except StaysInTorch as error:
+        log.warning("a part of the model runs in torch: %s", error)
+        return gm.forward
     except Exception as error:  # whatever AOTAutograd cannot trace, and what torch refuses to differentiate
         why = reason_of(error) or f"{type(error).__name__}: {stopped_by(error)}"
         log.warning("a part of the model runs in torch, which cannot trace it: %s", why)

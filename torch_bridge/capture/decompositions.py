@@ -36,6 +36,33 @@ def rules() -> dict[Any, Callable]:
     }
 
 
+def rules_with_factors() -> dict[Any, Callable]:
+    """Return `rules()`, for graphs that torch differentiates: its backward passes read the factors of a determinant,
+    which the lowerings leave out because JAX's derivatives need none."""
+    aten = torch.ops.aten
+    return rules() | {aten._linalg_det.default: _det, aten._linalg_slogdet.default: _slogdet}
+
+
+def _det(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Compute a determinant with the factors that torch's backward pass solves with."""
+    diagonal, parity, factors, pivots = _factored(matrix)
+    return diagonal.prod(-1) * parity, factors, pivots
+
+
+def _slogdet(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    diagonal, parity, factors, pivots = _factored(matrix)
+    return diagonal.sgn().prod(-1) * parity, diagonal.abs().log().sum(-1), factors, pivots
+
+
+def _factored(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return U's diagonal, the sign of the permutation, both factors and the pivots."""
+    transposed = matrix.is_contiguous() and not matrix.is_complex()  # torch's backward pass counts on this choice
+    factors, pivots, _ = torch.ops.aten.linalg_lu_factor_ex.default(matrix.mT if transposed else matrix)
+    in_place = torch.arange(1, matrix.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
+    parity = 1 - 2 * ((pivots != in_place).sum(-1) % 2).to(matrix.dtype)
+    return factors.diagonal(0, -2, -1), parity, factors, pivots
+
+
 def without_lowering(module: torch.fx.GraphModule) -> set[str]:
     """Return the names of the graph's operators, and dtypes, that JAX cannot compute."""
     found: set[str] = set()

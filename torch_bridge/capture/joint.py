@@ -98,7 +98,7 @@ def joint_graph(
         ]
 
     with formula_if_twice(gm), one_operator() as mode:
-        graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules())
+        graph, mutated = torch_api.functional_graph(step, example_inputs, decompositions.rules_with_factors())
     if why := decompositions.refusal(graph):
         raise CannotRecord(why)
     return Captured(AtenProgram(graph), tuple(mutated), tuple(seen["outputs"]), tuple(seen["gradients"]))

@@ -143,7 +143,11 @@ def _(values, known):
 
 
 def check_backward(gm: torch.fx.GraphModule) -> None:
-    """Raise CannotRecord or StaysInTorch for a graph whose backward pass would not be torch's."""
+    """Raise CannotRecord or StaysInTorch for a graph whose numbers or backward pass would not be torch's."""
+    if any(name_of(node) == "multilabel_margin_loss" for node in nodes_of(gm)):
+        raise StaysInTorch(
+            "torch's graph of multilabel_margin_loss counts the classes behind a -1, which torch does not"
+        )
     _check_statistics(gm)
     _check_windows(gm)
     twice = any(node.kwargs.get("create_graph") for node in nodes_of(gm) if node.target is torch.autograd.grad)
@@ -153,6 +157,12 @@ def check_backward(gm: torch.fx.GraphModule) -> None:
                 raise CannotRecord("it differentiates the backward of an autograd.Function")
             if node.target is _CHECKPOINT:
                 _check_checkpoint(node, getattr(inner, node.args[0].target), twice)
+
+
+def check_values(gm: torch.fx.GraphModule) -> None:
+    """Raise StaysInTorch for a function that torch's own capture takes apart into another one."""
+    if any(name_of(node) == "multilabel_margin_loss" for node in nodes_of(gm)):
+        raise StaysInTorch("torch's graph of multilabel_margin_loss counts classes behind a -1, where torch's ends")
 
 
 def _check_statistics(gm: torch.fx.GraphModule) -> None:

@@ -238,7 +238,7 @@ class ShardedCall(ModuleCall):
             return compile
 
         backend = torch_api.autograd_backend(
-            compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules()
+            compiler("forward"), compiler("backward"), compiler("inference"), decompositions.rules_with_factors()
         )
         with one_operator():
             run = backend(gm, fakes)

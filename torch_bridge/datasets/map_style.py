@@ -139,6 +139,6 @@ def check_length(dataset: Any, size: int, epoch: int) -> None:
     if now != size:
         raise UserError(
             f"len({type(dataset).__name__}) is {now} in epoch {epoch}, and was {size} before the run, by "
-            "which its order and length were set: keep it constant, give a sampler of your own that draws each epoch's "
+            "which its order and length were set: keep it constant, give your own sampler that draws each epoch's "
             "positions (its set_epoch is called), or start another run with the changed dataset"
         )

@@ -126,7 +126,7 @@ class OperatorFailed(CannotRecord):
         where = source_line(stack_trace) or "an unknown line"
         super().__init__(
             f"{operator} fails in JAX ({type(error).__name__}: {first}) at {where}. "
-            "Rewrite the line with other operators, or give JAX one of your own: torch_bridge.lowering.register("
+            "Rewrite the line with other operators, or give JAX your own: torch_bridge.lowering.register("
             f'"{operator}", lambda call, *args: ...)'
         )
 

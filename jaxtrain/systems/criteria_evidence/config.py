@@ -100,7 +100,7 @@ def named_sizes(name: str) -> dict[str, Any]:
 
 class Data(DataConfig):
     path: str | None = None  # CSV with the columns below; null: synthetic posts with a learnable signal
-    synthetic_posts: int = Field(default=150, ge=20)  # posts, four sentences each, where there is no path
+    synthetic_posts: int = Field(default=150, ge=20)  # posts, four sentences each, if there is no path
     sentence_column: str = "sentence_text"  # what criteria reads, and the answer that evidence looks for
     status_column: str = "status"  # 1 present, 0 absent
     context_column: str = "post_text"  # what evidence, share and joint search
@@ -111,7 +111,7 @@ class Data(DataConfig):
     tokenizer: str | None = None  # tokenizer.json, folder or hub id; model.pretrained if left out
     max_length: int = Field(default=256, ge=8)  # tokens of a sentence
     evidence_max_length: int = Field(default=512, ge=8)  # tokens of a post
-    split: Literal["posts", "rows"] | None = None  # null: posts, and rows where compat is original
+    split: Literal["posts", "rows"] | None = None  # null: posts; rows if compat is original
     split_seed: int = Field(default=42, ge=0, lt=2**32)  # apart from `seed`, so that runs are scored on the same rows
     ratios: tuple[float, float, float] = (0.8, 0.1, 0.1)
     on_missing_answer: Literal["drop", "error", "keep"] = "drop"  # keep: the row counts for its label only

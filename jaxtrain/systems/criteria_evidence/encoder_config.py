@@ -41,8 +41,8 @@ class Encoder(Section):
     share_att_key: bool = True
     norm_rel_ebd: str = "layer_norm"
     position_biased_input: bool = False
-    embedding_size: int | None = Field(default=None, ge=1)  # width of the tables where it is not hidden_size
-    conv_kernel_size: int = Field(default=0, ge=0)  # 0: no convolution beside the first layer
+    embedding_size: int | None = Field(default=None, ge=1)  # width of the tables if it is not hidden_size
+    conv_kernel_size: int = Field(default=0, ge=0)  # 0: no convolution next to the first layer
     conv_groups: int = Field(default=1, ge=1)
     conv_act: str = "tanh"
 

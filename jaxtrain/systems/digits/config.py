@@ -17,5 +17,5 @@ class Model(Section):
 
 
 class Data(DataConfig):
-    source: Literal["torch", "numpy", "auto"] = "auto"  # auto: a torch Dataset where torch is installed
+    source: Literal["torch", "numpy", "auto"] = "auto"  # auto: a torch Dataset if torch is installed
     validation_ratio: float = Field(default=0.2, gt=0, lt=1)

@@ -103,7 +103,7 @@ class Data(DataConfig):
     tr: float = Field(default=1.5, gt=0)  # seconds per volume
     max_trs: int | None = Field(default=None, ge=1)  # use the first n volumes only
     video: Literal["window", "mean"] | None = None  # frames of a volume one by one, or averaged; null: head, gen1
-    audio: Literal["encodec", "mel", "mel_mean"] | None = None  # null: encodec where the model wants it, else mel
+    audio: Literal["encodec", "mel", "mel_mean"] | None = None  # null: encodec if the model needs it, else mel
     text: Literal["concatenate", "average"] | None = None  # null: head concatenates, gen1 averages
     frame_skip: int = Field(default=2, ge=1)  # keep every n-th frame of a window
     encodec_model: str = "facebook/encodec_24khz"  # on the Hugging Face hub, or a folder

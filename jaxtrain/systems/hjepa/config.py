@@ -46,7 +46,7 @@ class LayerScaleConfig(Section):
 
 
 class RopeConfig(Section):
-    use_rope: bool = False  # rotary positions in both encoders, beside the learned ones
+    use_rope: bool = False  # rotary positions in both encoders, in addition to the learned ones
     theta: float = Field(default=10000.0, gt=0)
 
 
@@ -117,7 +117,7 @@ class AugmentationConfig(Section):
     crop_scale: tuple[float, float] = (0.8, 1.0)  # area of the random crop / area of the image, from and to
     horizontal_flip: float = Field(default=0.5, ge=0, le=1)  # probability
     global_crops: int = Field(default=1, ge=1, le=MOST_LAYERS)  # crops of image_size, masked and predicted separately
-    local_crops: int = Field(default=0, ge=0, le=MOST_LAYERS)  # smaller crops per image beside them (multi-crop)
+    local_crops: int = Field(default=0, ge=0, le=MOST_LAYERS)  # additional smaller crops per image (multi-crop)
     local_size: int | None = Field(default=None, ge=1)  # pixels per side of a local crop; image_size / 2 if null
     local_scale: tuple[float, float] = (0.05, 0.4)  # area of a local crop / area of the image, from and to
     where: Literal["device", "loader"] = "device"  # device: inside the step, on images resized once

@@ -22,7 +22,7 @@ class Model(Section):
     vocab_size: int = Field(default=32000, ge=1)  # at least the tokenizer's size
     max_seq_len: int = Field(default=8192, ge=1)  # tokens
     max_position_embeddings: int | None = Field(default=None, ge=1)  # wins over max_seq_len
-    tokenizer_name: str | None = None  # read by data.tokenizer where that is left out
+    tokenizer_name: str | None = None  # used if data.tokenizer is not set
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
@@ -189,7 +189,7 @@ class Data(DataConfig):
     dataset_subset: str | None = None
     dataset_split: str = "train"
     eval_split: str | None = "test"
-    eval_dataset_name: str | None = None  # the dataset of eval_split, where it is another than dataset_name
+    eval_dataset_name: str | None = None  # the dataset of eval_split, if it is not dataset_name
     text_field: str | list[str] = "text"
     training_mode: Literal["pretraining", "instruction_finetuning"] = "pretraining"
     max_length: int = Field(default=8192, ge=2)  # tokens of one row
@@ -199,7 +199,7 @@ class Data(DataConfig):
     tokenizer: str | None = None  # bytes | bpe:<size>, trained on the corpus | a tokenizer.json, a folder or a hub id
     packing: bool = True  # documents share rows, separated by attention masks; false: one padded row per document
     append_eos: bool = True  # end every document with the end-of-sequence token
-    chat_template: Literal["auto", "transcript"] = "auto"  # auto: the tokenizer's own template where it has one
+    chat_template: Literal["auto", "transcript"] = "auto"  # auto: the tokenizer's own template if it has one
     corpus_bytes: int = Field(default=4_000_000, ge=1000)  # how much of the `python` corpus to read
     cache_dir: str | None = None  # tokenised rows; ~/.cache/jaxtrain/tokens if left out
     batch_tokens: int | None = Field(default=None, ge=1)  # sets batch_size to batch_tokens / max_length

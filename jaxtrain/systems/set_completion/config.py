@@ -62,7 +62,7 @@ class SetDataConfig(DataConfig):
     @model_validator(mode="after")
     def _files_together(self):
         if self.path and not (self.vocab_path and self.weapon_vocab_path):
-            raise ValueError("path needs vocab_path and weapon_vocab_path beside it")
+            raise ValueError("path needs vocab_path and weapon_vocab_path too")
         if self.validation_size + self.test_size >= 1:
             raise ValueError("validation_size and test_size leave nothing to train on")
         return self

@@ -17,7 +17,7 @@ def check(program: Any) -> None:
         return
     if twin is None or twin.checkpoint is None:
         raise UserError(
-            f"checkpoint.torch: original: {program.config.task or 'a task of your own'} has no torch project whose "
+            f"checkpoint.torch: original: {program.config.task or 'your own task'} has no torch project whose "
             "files could be written; python -m jaxtrain.export --optimizer writes a torch training state"
         )
     whole = lambda array: array.is_fully_addressable or array.is_fully_replicated

@@ -161,7 +161,7 @@ class Callbacks:
         if stale:
             raise UserError(
                 f"callback {name} changed {', '.join(stale)}, and the compiled step keeps the value of the start: use "
-                "a buffer that forward updates (self.register_buffer), or a loop of your own with jaxtrain.compile, "
+                "a buffer that forward updates (self.register_buffer), or your own loop with jaxtrain.compile, "
                 "which follows such values (docs/own_loop.md)"
             )
 

@@ -89,7 +89,7 @@ class ModuleReads:
         if changed:
             raise UserError(
                 f"callback {reader} changed {changed[0]} in the torch module, but a run trains its own copy on the "
-                "devices: change weights in a loop of your own (jaxtrain.compile, docs/own_loop.md)"
+                "devices: change weights in your own loop (jaxtrain.compile, docs/own_loop.md)"
             )
         self.settings.check(reader)
 

@@ -251,7 +251,7 @@ def take(call, x, index):
     return x.reshape(-1)[index]
 
 
-@lowering("one_hot.default")
+@lowering("one_hot.default", "torch_bridge.one_hot.default")
 def one_hot(call, index, num_classes=-1):
     return jax.nn.one_hot(index, num_classes, dtype=jnp.int32)
 

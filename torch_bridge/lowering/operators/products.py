@@ -128,7 +128,8 @@ def solve_triangular(call, a, b, *, upper, left=True, unitriangular=False):
 
 @lowering("_linalg_det.default")
 def det(call, x):
-    """Return the determinant, and factors that only torch's own backward pass uses."""
+    """Return the determinant, and stand-ins for the factors, which torch's backward pass reads: graphs that have one
+    take the operator apart (capture/decompositions.py)."""
     value = jnp.linalg.det(x) if x.shape[-1] else jnp.ones(x.shape[:-2], x.dtype)
     return value, x, jnp.zeros(x.shape[:-1], jnp.int32)
 
@@ -154,7 +155,8 @@ def solve(call, a, b, *, left=True, check_errors=False):
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
     x = jnp.linalg.solve(a, b[..., None])[..., 0] if vector else jnp.linalg.solve(a, b)
     x = x if left else jnp.swapaxes(x, -1, -2)
-    return x, a, jnp.zeros(a.shape[:-1], jnp.int32), lu.first_zero(jax.lax.linalg.lu(a)[0])
+    factors, pivots, info = lu.lu_factor(call, a if left else jnp.swapaxes(a, -1, -2))
+    return x, factors, pivots, info
 
 
 def _fourier_scale(shape, dims, normalization: int) -> float:

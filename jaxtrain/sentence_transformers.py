@@ -13,6 +13,10 @@ from jaxtrain.transformers import CompiledTraining
 
 if TYPE_CHECKING:
     from sentence_transformers import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+    from sentence_transformers import util as util
+    from sentence_transformers.sentence_transformer import evaluation as evaluation
+    from sentence_transformers.sentence_transformer import losses as losses
+    from sentence_transformers.sentence_transformer import modules as models  # noqa: F401
 else:
     __getattr__, __dir__ = library_names(__name__, "sentence_transformers")
 

@@ -14,6 +14,18 @@ from jaxtrain.transformers import CompiledTraining
 
 if TYPE_CHECKING:
     from trl import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+    from trl.scripts.utils import ScriptArguments as ScriptArguments  # type checkers see none of these as trl's names
+    from trl.scripts.utils import TrlParser as TrlParser
+    from trl.trainer.distillation_config import DistillationConfig as DistillationConfig
+    from trl.trainer.dpo_config import DPOConfig as DPOConfig
+    from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
+    from trl.trainer.kto_config import KTOConfig as KTOConfig
+    from trl.trainer.model_config import ModelConfig as ModelConfig
+    from trl.trainer.reward_config import RewardConfig as RewardConfig
+    from trl.trainer.rloo_config import RLOOConfig as RLOOConfig
+    from trl.trainer.sft_config import SFTConfig as SFTConfig
+    from trl.trainer.utils import get_peft_config as get_peft_config
+    from trl.trainer.utils import get_quantization_config as get_quantization_config
 else:
     __getattr__, __dir__ = library_names(__name__, "trl")
 

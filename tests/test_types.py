@@ -97,8 +97,8 @@ LightningCLI(trainer_clas=L.Trainer)
 LIBRARIES_RIGHT = """
 import transformers
 from jaxtrain.transformers import AutoModelForCausalLM, Seq2SeqTrainer, Trainer, TrainingArguments
-from jaxtrain.trl import SFTConfig, SFTTrainer
-from jaxtrain.sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from jaxtrain.trl import DPOConfig, GRPOConfig, ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser
+from jaxtrain.sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, evaluation, losses, util
 
 arguments = TrainingArguments(output_dir="x", max_steps=3)
 model = AutoModelForCausalLM.from_pretrained("x")
@@ -109,6 +109,7 @@ trainer.save_model(output_dir="x")
 Seq2SeqTrainer(args=None, compute_metrics=None)
 SFTTrainer("model", args=SFTConfig(max_length=3))
 SentenceTransformerTrainer(SentenceTransformer("x"), evaluator=None)
+losses.CosineSimilarityLoss(SentenceTransformer("x"))
 """
 LIBRARIES_MISSPELT = """
 TrainingArguments(output_dir="x", max_step=3)
@@ -120,6 +121,8 @@ SFTTrainer("model", arg=None)
 SFTTrainer("model").trian()
 SFTConfig(max_len=3)
 SentenceTransformerTrainer(SentenceTransformer("x"), evaluators=None)
+losses.CosinSimilarityLoss
+GRPOConfig(max_completion=3)
 """
 
 

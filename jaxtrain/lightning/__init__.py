@@ -40,6 +40,7 @@ from torch_bridge.training.host_calls import HostCalls
 
 if TYPE_CHECKING:
     from lightning import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
+    from lightning import fabric as fabric
     from lightning.pytorch import *  # noqa: F403  # pyright: ignore[reportAssignmentType]
     from lightning.pytorch import callbacks as callbacks
     from lightning.pytorch import loggers as loggers

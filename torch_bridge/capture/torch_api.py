@@ -420,6 +420,15 @@ _shown: set[tuple] = set()
 
 
 def _shorten(record: logging.LogRecord) -> bool:
+    if str(record.msg).startswith("torch._dynamo hit config.") and isinstance(record.args, tuple):
+        guard, _, line = str(record.args[3]).partition(": ")[2].partition(" # ")
+        logging.getLogger(__name__).warning(
+            "%s forms of this code are compiled, and the next ones run in torch: %.80s changes (%.120s)",
+            record.args[1],
+            guard.strip(),
+            line.partition(" # ")[0].strip(),
+        )
+        return False
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, Exception) and record.levelno == logging.WARNING and torch._dynamo.config.suppress_errors:
         why = str(cause_of(error)).strip().partition("\n")[0]

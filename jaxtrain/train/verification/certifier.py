@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_bridge.certificate.torch_run import TorchParts, TorchRun
     from torch_bridge.training.torch_task import TorchTask
 
-UPDATES = 1e-3  # limit relative to how far the weights moved; or torch's own float32 error times TOLERANCE, if larger
+UPDATES = 1e-3  # limit of gradients and what they change; or torch's own float32 error times TOLERANCE, if larger
 LOSSES = 1e-4
 BF16 = 2e-2  # limit of the loss's relative drift; or torch.autocast's drift times BF16_TOLERANCE, if larger
 TOLERANCE, BF16_TOLERANCE = 10.0, 3.0
@@ -262,7 +262,8 @@ class Certifier:
         if exact is not None:
             apart = np.abs(np.subtract(theirs.losses, exact.losses)) / np.maximum(np.abs(exact.losses), 1e-30)
             own = list(np.maximum.accumulate(apart))
-        limits = [max(LOSSES if exact is not None else UPDATES, TOLERANCE * one) for one in own]
+        # After an update 1e-3: where a ReLU's input is 0 up to rounding, one sample's gradient is there or not.
+        limits = [max(UPDATES if step else LOSSES, TOLERANCE * one) for step, one in enumerate(own)]
         found = [
             _difference("loss", f"update {step + 1}", np.asarray(a), np.asarray(b), limits[step])
             for step, (a, b) in enumerate(zip(ours, theirs.losses, strict=True))

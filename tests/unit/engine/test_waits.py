@@ -136,6 +136,29 @@ def test_a_module_under_accelerate_tells_its_waits(soon, caplog):
     assert re.search(r"a backward graph of \d+ operators is compiled in \d+ s, once for inputs of shapes", told)
 
 
+class Tagged(nn.Linear):
+    tag = ""
+
+    def forward(self, x):
+        return super().forward(x) * len(self.tag)
+
+
+def test_code_that_needs_more_forms_than_are_compiled_is_told_once_by_its_line(caplog):
+    torch.manual_seed(0)
+    module, x = Tagged(3, 1), torch.ones(2, 3)
+    expected = float(module.weight.sum() + module.bias)
+    compile_calls([module])
+    values = []
+    for count in range(1, 21):
+        module.tag = "x" * count
+        values.append(float(module(x)[0].detach()))
+    assert values == pytest.approx([count * expected for count in range(1, 21)], abs=1e-5)
+    (told,) = [message for message in caplog.messages if "forms" in message]
+    assert told.startswith("16 forms of this code are compiled, and the next ones run in torch: module.tag == 'xx")
+    assert told.endswith("changes (return super().forward(x) * len(self.tag))")
+    assert "recompile_limit" not in caplog.text
+
+
 def test_a_trainer_tells_its_waits(soon, caplog, capsys, tmp_path):
     class Slow(nn.Linear):
         def forward(self, x):

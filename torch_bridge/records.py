@@ -16,10 +16,12 @@ from torch_bridge.capture.module_graph import module_graph
 from torch_bridge.capture.module_hooks import refused_hooks
 from torch_bridge.capture.traced import State
 from torch_bridge.capture.unsupported import refused_at_sight, unsupported
+from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.lowering.errors import (
     ADVICE_HOOKS,
     ADVICE_READY,
     ADVICE_STATE,
+    CannotRecord,
     NoLoss,
     Obstacle,
     UnsupportedModel,
@@ -117,6 +119,10 @@ class Record:
 
     def _record(self, leaves, spec, training: bool) -> Graph:
         module = self.entry.wrapped_module
+        if parts := list(unready(self.entry)):
+            raise UnsupportedModel(type(module).__name__, parts, ADVICE_READY)
+        for tensor in (*self.entry.parameters(), *self.entry.buffers()):
+            tensor.detach()  # fetches values that are awaited from the device
         examples = pytree.tree_unflatten([example_of(leaf) for leaf in leaves], spec)
         modes = {name: inner.training for name, inner in self.entry.named_modules()}
         before = Watch(self.entry)
@@ -151,8 +157,6 @@ class Record:
     def _capture(self, examples: tuple, free: list[set[int]], watch: Watch) -> Graph:
         """Return the graph that TorchDynamo captures. Raises UnsupportedModel for code that is not one graph."""
         name = type(self.entry.wrapped_module).__name__
-        if parts := list(unready(self.entry)):
-            raise UnsupportedModel(name, parts, ADVICE_READY)
         if hooks := list(refused_hooks(self.entry)):
             raise UnsupportedModel(name, merge(hooks), ADVICE_HOOKS)
         device = device_of(self.entry)  # where a torch loop would have put the inputs
@@ -166,7 +170,8 @@ class Record:
             raise
         except Exception as error:  # whatever the code raises
             watch.restore()
-            raise unsupported(self.entry, inputs, error) from error
+            refusal = unsupported(self.entry, inputs, error)
+            raise refusal from refusal.__cause__ or error
         if watch.misfits:
             raise UnsupportedModel(name, [Obstacle(what) for what in dict.fromkeys(watch.misfits)], ADVICE_STATE)
         self.captured.update(outside)
@@ -186,6 +191,9 @@ class Record:
                     part = next((old for old in self.parts or {} if name.startswith(old)), None)
                     if tensor is None or not (name.startswith(PREFIX) or part):
                         continue
+                    if not is_dense(tensor):
+                        what = f"{name.removeprefix(PREFIX)} is a {kind_of(tensor)} tensor"
+                        raise CannotRecord(f"{what}, and compiled programs take dense ones: to_dense()")
                     if part is not None:
                         name, always = (self.parts or {})[part] + name.removeprefix(part), lasting
                     (names if always else written).setdefault(id(tensor), name.removeprefix(PREFIX))

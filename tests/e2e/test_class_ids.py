@@ -27,15 +27,20 @@ MAPS = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Unflatten(1, (4, 2, 
     [
         (torch.nn.Linear(6, 4), CLASSES, torch.nn.CrossEntropyLoss(label_smoothing=0.1)),
         (torch.nn.Linear(6, 4), torch.where(CLASSES == 2, 255, CLASSES), torch.nn.CrossEntropyLoss(ignore_index=255)),
-        (torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LogSoftmax(1)), CLASSES, torch.nn.functional.nll_loss),
+        (torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.LogSoftmax(1)), CLASSES, torch.nn.NLLLoss()),
     ],
 )
 def test_class_ids_of_both_types_that_torch_takes_have_torchs_loss(dtype, net, classes, loss, tmp_path):
     x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = loss(net(x), classes.to(dtype)).item()
-    by_name = loss if isinstance(loss, torch.nn.Module) else lambda output, batch: loss(output, batch["1"])
-    assert first_loss(tmp_path, net, x, classes.to(dtype), by_name) == pytest.approx(expected, abs=1e-5)
+    assert first_loss(tmp_path, net, x, classes.to(dtype), loss) == pytest.approx(expected, abs=1e-5)
+
+
+def test_uint8_classes_in_a_function_of_the_batch_are_refused_with_what_to_write(tmp_path):
+    loss = lambda output, batch: torch.nn.functional.cross_entropy(output, batch["1"])
+    with pytest.raises(UserError, match=r"class ids of uint8.*write target\.long\(\)"):
+        first_loss(tmp_path, torch.nn.Linear(6, 4), torch.randn(8, 6), CLASSES.to(torch.uint8), loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])

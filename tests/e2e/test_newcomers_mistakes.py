@@ -99,7 +99,7 @@ def layer():
     (lambda: [[layer()]], lambda part, x: part[0][0](x), ("part[0][0].weight", "part = torch.nn.ModuleList(")),
     (lambda: [nn.Sequential(layer())], lambda part, x: part[0](x), ("part[0].0.weight", "torch.nn.ModuleList(")),
     (Box, lambda part, x: part.layer(x), ("part.layer.weight", "Assign the module that has it to an attribute")),
-    (weight, lambda part, x: x @ part, ("Lists uses part,", "a plain tensor", "self.part = torch.nn.Parameter(")),
+    (weight, lambda part, x: x @ part, ("part, which is no parameter", "a plain tensor", "torch.nn.Parameter(")),
     (lambda: [weight()], lambda part, x: x @ part[0], ("part[0]", "parameters in a list", "torch.nn.ParameterList(")),
     (lambda: {"w": nn.Parameter(weight().detach())}, lambda part, x: x @ part["w"], ("torch.nn.ParameterDict(",)),
     (lambda: weight() * 0.5, lambda part, x: x @ part, ("part is no parameter but was computed from one", "forward")),

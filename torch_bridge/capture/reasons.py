@@ -57,6 +57,8 @@ def reason_of(error: BaseException) -> str:
     if stopped and (raised := _RAISED.search(text)):
         said = (raised["text"] or "").encode().decode("unicode_escape")
         return f"it raises {raised['kind']}" + (f": {said}" if said else "")
+    if stopped and re.search(r"(nll_loss|cross_entropy) .*torch\.uint8", text):
+        return "it takes class ids of uint8, which TorchDynamo does not trace (write target.long())"
     for pattern in _NAMES if stopped else ():
         if called := re.search(pattern, text):
             return _of_call(called["name"], called.groupdict().get("kind"))

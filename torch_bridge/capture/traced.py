@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import sympy
@@ -189,7 +189,8 @@ class Traced:
 
         def trace() -> tuple[torch.fx.GraphModule, list[int]]:
             with formula_if_twice(gm), one_operator() as modes[0]:
-                return torch_api.functional_graph(step, fakes, decompositions.rules())
+                rules = decompositions.rules_with_factors() if own else decompositions.rules()
+                return torch_api.functional_graph(step, fakes, rules)
 
         traced.module, traced.written = showing(trace, gm, fakes[:count], owner)
         _explicit_cuts(traced.module)
@@ -224,7 +225,7 @@ class Traced:
         graph = self.module.graph
         nodes = _placeholders(self.module)[: len(self.reals)]
         of_leaf = self._leaf_nodes(nodes, leaves)
-        names, constants, outside = self._tensors(nodes, {*of_leaf.values()}, state)
+        names, constants, outside = self._tensors(nodes, {*of_leaf.values()}, state, assigned)
         constants |= {of_leaf[i].name: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
         results = list(cast(Sequence, output_of(self.module).args[0]))
         first = len(self.written)
@@ -285,6 +286,7 @@ class Traced:
             custom = node.meta.get("custom") or {}
             node.meta["custom"] = {"draw": ("", node.name, 1), **custom}
         forward, backward = _copy(self.module), _copy(self.module)
+        _forget_order(forward)
         outputs: Any = output_of(self.module).args[0]
         passed = {n: node.name for n, node in enumerate(outputs[:count]) if getattr(node, "op", "") == "placeholder"}
         output_of(forward).args = (list(cast(Sequence, output_of(forward).args[0]))[:count],)
@@ -318,23 +320,24 @@ class Traced:
             found[place] = known
         return found
 
-    def _tensors(self, nodes: Sequence[torch.fx.Node], inputs: set, state: State) -> tuple[dict, dict, dict]:
+    def _tensors(
+        self, nodes: Sequence[torch.fx.Node], inputs: set, state: State, assigned: Collection[int]
+    ) -> tuple[dict, dict, dict]:
         """Return the names of the placeholders that are state, the values of those that are constants, by name, and the
         outside tensors that these are, by id."""
         names, constants, outside = {}, {}, {}
         for place, (node, real) in enumerate(zip(nodes, self.reals, strict=True)):
             if real is None or node in inputs:
                 continue
-            name = state.names.get(id(real)) or (state.written.get(id(real)) if place in self.written else None)
+            if not is_dense(real):
+                what = f"{_name_in(state.entry, real)} is a {kind_of(real)} tensor"
+                raise CannotRecord(f"{what}, and compiled programs take dense ones: to_dense()")
+            writes = place in self.written or id(real) in assigned
+            name = state.names.get(id(real)) or (state.written.get(id(real)) if writes else None)
             if name is not None:
                 names[node] = name
             elif place in self.written:
                 raise CannotRecord(WRITES)
-            elif not is_dense(real):
-                name = _name_in(state.entry, real)
-                raise CannotRecord(
-                    f"{name} is a {kind_of(real)} tensor, and compiled programs take dense ones: to_dense()"
-                )
             else:
                 constants[node.name], outside[id(real)] = constant_tensors.copied(real), real
         return names, constants, outside
@@ -347,7 +350,9 @@ class Traced:
         reached = leading_to(node for node in returned if isinstance(node, torch.fx.Node)) if self.ends is None else ()
         for node, real in zip(nodes, self.reals, strict=True):
             if id(real) in outside and real.requires_grad and (node in reached or node in of_gradients):
-                raise CannotRecord(unregistered.refusal(entry, real))
+                lines = (source_line(user.stack_trace, own=True) for user in node.users)
+                where = next((f", at {line}" for line in lines if line), "")
+                raise CannotRecord(unregistered.refusal(entry, real) + where)
 
     def _replace_sizes(self, sizes: Sequence[torch.fx.Node]) -> None:
         """Compute the sizes that are inputs of the graph from the tensors that have them."""
@@ -420,6 +425,15 @@ def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return torch.fx.GraphModule(module, graph)
+
+
+def _forget_order(module: torch.fx.GraphModule) -> None:
+    """Compute what a checkpoint computes again without waiting for the gradients: BatchNorm writes there too."""
+    for node in [node for node in module.graph.nodes if node.target is torch.ops.torch_bridge.after.default]:
+        for user in list(node.users):
+            user.replace_all_uses_with(cast(Any, node.args)[0][user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
 
 
 def _open_slopes(module: torch.fx.GraphModule) -> set[str]:

@@ -129,8 +129,12 @@ class TorchTask:
         jax.eval_shape(lambda: jax.tree.leaves(self.outputs(self.build(), zeros)))
 
     def fits(self, batch: Mapping[str, Any]) -> bool:
-        """Return True if a record of the training loss is valid for arrays of these shapes. Records nothing."""
-        return self.loss_record.holds(({key: batch[key] for key in self.entries},), training=True)
+        """Return True if the training loss can be computed for arrays of these shapes; capture it if need be."""
+        try:
+            self.record(batch, training=True)
+        except UserError:
+            return False
+        return True
 
     def check(self, batch: Mapping[str, Any], pieces: int) -> None:
         """Raise IndexOutOfBounds for a host batch with classes, ids or positions that torch would refuse. pieces:

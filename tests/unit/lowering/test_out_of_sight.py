@@ -81,7 +81,7 @@ def test_a_reentrant_checkpoint_passes_gradients():
 
 
 class MovingAverage(nn.Module):
-    """Buffers written through `.data`, as in many vector quantizers; a parameter kept in a plain list too."""
+    """Buffers written through `.data`, as in many vector quantizers, or assigned; a parameter kept in a list too."""
 
     def __init__(self):
         super().__init__()
@@ -94,7 +94,7 @@ class MovingAverage(nn.Module):
     def forward(self, x):
         y = self.norm(self.layer(x) @ self.extra[0])
         self.mean.data.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
-        self.size.data = self.size.data + y.detach().square().sum(0)
+        self.size = self.size + y.detach().square().sum(0)
         return y + self.mean
 
 
@@ -152,16 +152,12 @@ class Hopeless(nn.Module):
         return torch.linalg.svdvals(x[mask]).sum()
 
 
-def test_one_error_lists_every_line_that_depends_on_data():
+def test_the_first_line_that_depends_on_data_is_named():
     with pytest.raises(UnsupportedModel) as caught:
         from_torch(Hopeless(), (torch.randn(3, 4), torch.tensor([True, False, True])))
-    lines = [obstacle.where.rpartition("  ")[2] for obstacle in caught.value.obstacles]
-    assert lines[:3] == [
-        "if x.max().item() > 1:",
-        "for _ in range(int(mask.sum())):",
-        "if bool((x > 0).any()):",
-    ]
-    assert lines[3:] == ["return torch.linalg.svdvals(x[mask]).sum()"]
+    (obstacle,) = caught.value.obstacles
+    assert "depends on the values of a tensor" in obstacle.what
+    assert obstacle.where.endswith("if x.max().item() > 1:")
     assert "register" not in str(caught.value)
 
 
@@ -253,20 +249,6 @@ def test_the_module_inside_a_wrapper_is_converted_under_its_own_names(wrap):
     assert list(model.variables()) == ["weight", "bias"]
 
 
-class LeastSquares(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x, y):
-        found = torch.linalg.lstsq(self.layer(x), y)
-        return found.solution, found.rank, torch.linalg.lstsq(self.layer(x[:2]), y[:2, 0])[0]
-
-
-def test_least_squares_are_solved_as_torchs_default_driver_does():
-    check(Architecture("least squares", "", lambda: (LeastSquares(), (torch.randn(5, 3), torch.randn(5, 2)))))
-
-
 class ManyClasses(nn.Module):
     def __init__(self):
         super().__init__()
@@ -296,21 +278,6 @@ class Bounded(nn.Module):
 @pytest.mark.parametrize("step", [1, 9])
 def test_min_and_max_of_scalars_choose_as_python_does(step):
     check(Architecture("bounded", "", lambda: (Bounded(), (torch.linspace(-1, 2, 5), torch.tensor(step)))))
-
-
-class Pairs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        x = self.layer(x)
-        pairs = torch.combinations(torch.arange(len(x)))
-        return (x[pairs[:, 0]] - x[pairs[:, 1]]).norm(dim=1), torch.combinations(x[:, 0], with_replacement=True)
-
-
-def test_pairs_of_a_batch_of_any_size():
-    check(Architecture("pairs", "", lambda: (Pairs(), (torch.randn(5, 3),))))
 
 
 class Strided(nn.Module):

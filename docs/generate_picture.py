@@ -21,7 +21,7 @@ BOXES = (  # left edge, width, class, heading, lines
         "state_dict, strict=True", ".pt, .safetensors, HF folder", "optimizer.state_dict()",
         "the same numbers: verify()")),
 )  # fmt: skip
-ARROWS = ((240, 312, "torch.export"), (568, 640, "copied back"))
+ARROWS = ((240, 312, "TorchDynamo"), (568, 640, "copied back"))
 
 
 def draw() -> str:

@@ -61,7 +61,7 @@ _DEVICE = ("jaxtrain/config.py", "device_limit_bytes: int = Field(default=1 << 3
 _LONG = ("jaxtrain/runtime/waits.py", "LONG_S = 5.0")
 _CAPTURE = ("jaxtrain/compiled_step/meanwhile.py", "CAPTURE_S, MODULE_S = 3.0, 0.05")
 SOURCES: dict[str, dict[str, tuple[str, str]]] = {
-    "docs/SKILL.md": {"is recorded, 5 s so far": _LONG},
+    "docs/SKILL.md": {"is captured, 5 s so far": _LONG},
     "docs/backend.md": {
         "1 ms an operator": ("torch_bridge/capture/compiled_graph.py", "TRACE_S = 1e-3  # per operator")
     },

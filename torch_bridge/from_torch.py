@@ -33,7 +33,7 @@ def from_torch(
         module: is not changed.
         example_inputs: what `module(...)` takes: one tensor, a tuple of positional arguments, or a dict of keyword
             arguments; numpy arrays work too. Their sizes may differ later, see `ConvertedModule.__call__`.
-        modes: graphs to record now; another one is recorded at its first call.
+        modes: graphs to capture now; another one is captured at its first call.
 
     Raises:
         UnsupportedModel: which lists everything that cannot be converted.
@@ -110,7 +110,7 @@ class ConvertedModule(nnx.Module):
         Takes the torch module's arguments. rngs: None for evaluation mode; otherwise training mode: every dropout calls
         `rngs()`, and buffers such as running statistics are updated. valid: bool [batch], the rows that count in batch
         statistics; all by default. Call it under jax.jit: one compilation per shape. A shape that no graph is valid for
-        is recorded anew.
+        is captured anew.
         """
         return self._record.run(
             self, bind(self._record.entry.get_submodule("wrapped_module"), args, kwargs), rngs, valid

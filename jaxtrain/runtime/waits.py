@@ -1,4 +1,4 @@
-"""Tell a user who waits for recording or compiling what is going on, and add up what it costs."""
+"""Tell a user who waits for capture or compilation what is going on, and add up what it costs."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ class Waits:
     @contextlib.contextmanager
     def during(self, what: str, purpose: str = "") -> Iterator[None]:
         """Log a line, and more as the wait goes on, if the code inside takes longer than LONG_S. what: it does, as in
-        "is recorded". purpose: what it is for; told at the end of the first long wait."""
+        "is captured". purpose: what it is for; told at the end of the first long wait."""
         began, over = time.perf_counter(), threading.Event()
         outermost = not getattr(_inside, "active", False)
         watcher = threading.Thread(target=self._watch, args=(what, began, threading.get_ident(), over), daemon=True)

@@ -1,4 +1,4 @@
-"""Run torch modules in JAX: `recording` makes a graph of a module, `interpreter` runs the graph on JAX arrays.
+"""Run torch modules in JAX: `interpreter` runs the graph on JAX arrays.
 
 `operators` holds the lowering of each ATen operator, `selections` the operators whose result size depends on the data,
 `python` the tracking of state outside tensors. `register(name, function)` adds or replaces a lowering.

@@ -1,4 +1,4 @@
-"""Checks that refuse modules before anything is recorded."""
+"""Checks that refuse modules before anything is captured."""
 
 import itertools
 import keyword
@@ -38,7 +38,7 @@ def unready(module: torch.nn.Module) -> Iterator[Obstacle]:
         name = name.removeprefix("wrapped_module").removeprefix(".")
         key = name.rpartition(".")[2]
         if keyword.iskeyword(key):
-            what = f"its name, {key}, is a keyword of Python's, which torch.export cannot write: rename the module"
+            what = f"its name, {key}, is a keyword of Python's, which no graph can write: rename the module"
             yield Obstacle(what, module=name)
         if isinstance(inner, torch.jit.ScriptModule):
             yield Obstacle("it is compiled by torch.jit; give the module that was scripted or traced", module=name)

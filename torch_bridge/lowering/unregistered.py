@@ -34,9 +34,9 @@ def refusal(module: torch.nn.Module | None, tensor: torch.Tensor) -> str:
 
 
 def _modules(module: torch.nn.Module | None) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the user's modules with their paths; around them is one of ours, and torch.export's."""
+    """Yield the user's modules with their paths; around them is one of ours."""
     for path, inner in module.named_modules() if module is not None else ():
-        if not type(inner).__module__.startswith(("torch_bridge.", "torch.export")):
+        if not type(inner).__module__.startswith("torch_bridge."):
             yield path.removeprefix("wrapped_module").removeprefix("."), inner
 
 

@@ -1,4 +1,4 @@
-"""Find and undo all changes that code makes in Python while it is recorded."""
+"""Find and undo all changes that code makes in Python while it is captured."""
 
 import contextlib
 import functools

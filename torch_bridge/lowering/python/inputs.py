@@ -1,6 +1,6 @@
 """Watch the Python values that a recorded function may read: attributes of modules and settings, closures, globals.
 
-A record keeps the values of the recording. `PythonInputs` finds those that the code may read, by the names in the code,
+A graph keeps the values of its capture. `PythonInputs` finds those that the code may read, by the names in the code,
 and detects when one has changed.
 """
 
@@ -102,7 +102,7 @@ class PythonInputs:
         walk = self._walk
         for value in map(value_at, self.held):
             if isinstance(value, LazyScalar):
-                value.tensor()  # now: while code is recorded, torch makes tensors without values
+                value.tensor()  # now: while code is captured, torch makes tensors without values
         places = [*self.places, *self.held, *self.registered, *(place for place, _ in self._linked)]
         tables = [*walk.tables, *walk.tensors.values()]
         try:

@@ -2,7 +2,7 @@
 
 XLA needs fixed shapes. A selection is held as an array of the greatest length that it can have, its rows first and
 copies of the first row after them, beside the number of its rows. Operators along other axes run as they are; those
-that reduce the axis leave the copies out. An operator that can do neither is refused while recording, by name.
+that reduce the axis leave the copies out. An operator that can do neither is refused by name.
 """
 
 import operator

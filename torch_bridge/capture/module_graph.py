@@ -220,20 +220,20 @@ class _Capture:
         self.left = [mark for mark in self._marks if id(mark) not in returned_or_assigned]
         known = lambda leaf: leaf if isinstance(leaf, (torch.Tensor, *_PLAIN)) else None  # a cache of keys and values
         outputs = [places.get(id(leaf), known(leaf)) for leaf in leaves]
-        values = {old: places[id(mark)].place for old, mark in assigned.items()}
+        values = {old: places.get(id(new), new) for old, new in assigned.items()}
         return self.traced.finished(outputs, spec, self._leaves, state, values)
 
     def _assigned(self, buffers: list, places: dict[int, Result]) -> dict[int, Any]:
-        """Return the results that the code has assigned to buffers, by the id of the old one, which is put back.
-        Raises CannotRecord for another form than the old one has."""
-        found = {}
+        """Return what the code has assigned to buffers, by the id of the old one, which is put back: marks of results,
+        or other buffers. Raises CannotRecord for another form than the old one has."""
+        found, known = {}, {id(old) for _, _, _, old in buffers} | places.keys()
         for part, path, name, old in buffers:
             new = part._buffers.get(name)
             if new is old:
                 continue
             part._buffers[name] = old
             full = f"{path}.{name}".removeprefix(".")
-            if id(new) not in places or old is None or new.shape != old.shape or new.dtype != old.dtype:
+            if id(new) not in known or new is None or old is None or new.shape != old.shape or new.dtype != old.dtype:
                 raise CannotRecord(f"a call makes buffer {full} {_form(new)}, it was {_form(old)}")
             found[id(old)] = new
         return found

@@ -218,10 +218,10 @@ class Traced:
         return [(mark, node.meta["val"]) for mark, node in zip(marks, results[len(self.written) :], strict=False)]
 
     def finished(
-        self, outputs: list, spec: Any, leaves: Sequence[Any], state: State, assigned: dict[int, int]
+        self, outputs: list, spec: Any, leaves: Sequence[Any], state: State, assigned: dict[int, Any]
     ) -> tuple[Graph, dict]:
-        """Return the Graph with these outputs, and the outside tensors that it holds. assigned: results that are the
-        new values of buffers, by the id of the old one."""
+        """Return the Graph with these outputs, and the outside tensors that it holds. assigned: the new
+        values of buffers, Results or tensors, by the id of the old one."""
         graph = self.module.graph
         nodes = _placeholders(self.module)[: len(self.reals)]
         of_leaf = self._leaf_nodes(nodes, leaves)
@@ -235,10 +235,14 @@ class Traced:
                 raise _written_parameter(state, self.reals[place], result)
             if nodes[place] in names and id(self.reals[place]) not in assigned:
                 new_values.append((result, names[nodes[place]]))
-        for buffer, place in assigned.items():
-            new_values.append((results[first + place], state.names.get(buffer) or state.written[buffer]))
         by_tensor = {id(real): node for node, real in zip(nodes, self.reals, strict=True) if real is not None}
         by_tensor |= {id(leaf): of_leaf[place] for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        by_tensor |= {id(self.reals[place]): result for place, result in zip(self.written, results, strict=False)}
+        for buffer, value in assigned.items():
+            node = results[first + value.place] if isinstance(value, Result) else by_tensor.get(id(value))
+            if node is None:
+                raise Unfollowed("it assigns a buffer to another one that it does not read")
+            new_values.append((node, state.names.get(buffer) or state.written[buffer]))
         returned: list[Any] = []
         for output in outputs:
             if isinstance(output, Result):

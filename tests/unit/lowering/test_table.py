@@ -50,6 +50,7 @@ IN_MODELS = {  # compared as parts of models: tests/e2e/models_transformers.py
     "transformers.grouped_mm_fallback.default",
     "torch_bridge.recurrent.default",  # tests/unit/capture/test_module_call.py
     "torch_bridge.recurrent_backward.default",
+    "torch_bridge.one_hot.default",  # tests/unit/capture/test_saved_results.py
     "aten._native_multi_head_attention.default",  # tests/unit/lowering/test_encoder_layers.py
     "aten._transformer_encoder_layer_fwd.default",
 }

@@ -177,7 +177,7 @@ class Traced:
             inputs = list(arguments)
             for place in graded:
                 inputs[place] = inputs[place].detach().requires_grad_()
-            exchanging = _AsInputs(tensors, reals, inputs) if own else contextlib.nullcontext()
+            exchanging = contextlib.nullcontext() if tensors is None else _AsInputs(tensors, reals, inputs)
             with torch.enable_grad(), torch.fx.traceback.preserve_node_meta(), exchanging:
                 results = list((Replay if own else CuttingReplay)(gm, modes[0], warns=True).run(*inputs[:count]))
                 for result in results:

@@ -107,7 +107,8 @@ def _is_primal(value: Any) -> bool:
 
 def _dense(slope: Any) -> jax.Array:
     """Return a slope as an array: JAX gives zeros by their form."""
-    return jnp.zeros(slope.shape, slope.dtype) if isinstance(slope, SymbolicZero) else slope
+    zero: Any = slope
+    return jnp.zeros(zero.shape, zero.dtype) if isinstance(slope, SymbolicZero) else slope
 
 
 def as_torch(slope: jax.Array) -> jax.Array:

@@ -4,15 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import OutputKind
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from torch_bridge.capture import artefacts, decompositions, torch_api
 from torch_bridge.capture.aten_program import output_of
@@ -20,6 +18,15 @@ from torch_bridge.capture.attention import formula_if_twice, one_operator
 from torch_bridge.capture.compiled_graph import refusal
 from torch_bridge.capture.cuts import CuttingReplay, OwnBackward, check
 from torch_bridge.capture.module_hooks import has_module_hooks
+from torch_bridge.capture.own_backward import (
+    AsInputs,
+    OneMoreInput,
+    halves,
+    hooked,
+    open_slopes,
+    placeholders,
+    slope_of,
+)
 from torch_bridge.capture.replay import Replay
 from torch_bridge.capture.user_warnings import showing
 from torch_bridge.datasets import is_dense, kind_of
@@ -31,32 +38,16 @@ from torch_bridge.lowering.errors import (
     Obstacle,
     Unfollowed,
     UnsupportedModel,
-    code_line,
     module_path,
     source_line,
 )
 from torch_bridge.lowering.gradient_inputs import leading_to
 from torch_bridge.lowering.interpreter import Graph
 from torch_bridge.lowering.outside_writes import WRITES
-from torch_bridge.lowering.pullback import Pullback
 from torch_bridge.lowering.sizes import Sizes
 from torch_bridge.lowering.structure import Structure
 
 log = logging.getLogger(__name__)
-
-
-@torch.library.custom_op("torch_bridge::slope", mutates_args=())
-def slope_of(value: torch.Tensor) -> torch.Tensor:
-    """Stand for the slope of a result, which is an input of the backward pass."""
-    return value.clone()
-
-
-@slope_of.register_fake
-def _(value):
-    return torch.empty_like(value)
-
-
-SLOPE = torch.ops.torch_bridge.slope.default
 
 
 @dataclasses.dataclass
@@ -75,36 +66,6 @@ class Result:
     """An output of the call: this result of the graph."""
 
     place: int
-
-
-class _OneMoreInput(Exception):
-    """Raised for a tensor of the module that is no input of the graph yet. number: its id."""
-
-    def __init__(self, number: int):
-        self.number = number
-
-
-class _AsInputs(TorchFunctionMode):
-    """Give torch's functions the inputs of the graph in place of the module's tensors that hooks read.
-
-    tensors: of the module, by id. reals: those that are inputs of the graph. inputs: their values as it is traced.
-    """
-
-    def __init__(self, tensors: dict[int, torch.Tensor], reals: Sequence[Any], inputs: Sequence[Any]):
-        super().__init__()
-        self._tensors = tensors
-        self._inputs = {id(real): value for real, value in zip(reals, inputs, strict=True)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._input, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _input(self, value: torch.Tensor) -> torch.Tensor:
-        if id(value) in self._inputs:
-            return self._inputs[id(value)]
-        if id(value) in self._tensors:
-            raise _OneMoreInput(id(value))
-        return value
 
 
 @dataclasses.dataclass
@@ -148,7 +109,7 @@ class Traced:
         while True:
             try:
                 return cls._traced(gm, fakes, reals, leaves, owner, tensors)
-            except _OneMoreInput as more:  # that only a hook reads
+            except OneMoreInput as more:  # that only a hook reads
                 reals, fakes = [*reals, tensors[more.number]], [*fakes, tensors[more.number]]
 
     @classmethod
@@ -162,7 +123,7 @@ class Traced:
         tensors: dict[int, torch.Tensor] | None = None,
     ) -> "Traced":
         """owner: the user's module. tensors: its own, by id, if the graph has torch's backward pass, too."""
-        traced, own, count = cls(gm, reals, [], []), tensors is not None, len(_placeholders(gm))
+        traced, own, count = cls(gm, reals, [], []), tensors is not None, len(placeholders(gm))
         inner = leaves if not has_module_hooks(gm) else ()  # hooks get None where no input asks for a gradient
         graded = [place for place, real in enumerate(reals) if _may_have_gradient(real, inner)]
         traced.closed = [place for place, real in enumerate(reals) if any(real is leaf for leaf in leaves)]
@@ -177,7 +138,7 @@ class Traced:
             inputs = list(arguments)
             for place in graded:
                 inputs[place] = inputs[place].detach().requires_grad_()
-            exchanging = contextlib.nullcontext() if tensors is None else _AsInputs(tensors, reals, inputs)
+            exchanging = contextlib.nullcontext() if tensors is None else AsInputs(tensors, reals, inputs)
             with torch.enable_grad(), torch.fx.traceback.preserve_node_meta(), exchanging:
                 results = list((Replay if own else CuttingReplay)(gm, modes[0], warns=True).run(*inputs[:count]))
                 for result in results:
@@ -194,7 +155,7 @@ class Traced:
 
         traced.module, traced.written = showing(trace, gm, fakes[:count], owner)
         _explicit_cuts(traced.module)
-        traced._slopes = _open_slopes(traced.module)
+        traced._slopes = open_slopes(traced.module)
         _drop_checks(traced.module)
         decompositions.check(traced.module)
         if why := refusal(traced.module):
@@ -210,7 +171,7 @@ class Traced:
         found = torch_api.slopes_of(list(ends.values()), slopes, list(inputs.values()))
         gradients = {place: grad for place, grad in zip(inputs, found, strict=True) if grad is not None}
         self.gradients = list(gradients)
-        return [_hooked(self._hooks.get(place, ()), grad) for place, grad in gradients.items()]
+        return [hooked(self._hooks.get(place, ()), grad) for place, grad in gradients.items()]
 
     def marked(self, marks: Sequence[Any]) -> list[tuple[Any, Any]]:
         """Return each mark with the value, without numbers, of its result."""
@@ -223,7 +184,7 @@ class Traced:
         """Return the Graph with these outputs, and the outside tensors that it holds. assigned: the new
         values of buffers, Results or tensors, by the id of the old one."""
         graph = self.module.graph
-        nodes = _placeholders(self.module)[: len(self.reals)]
+        nodes = placeholders(self.module)[: len(self.reals)]
         of_leaf = self._leaf_nodes(nodes, leaves)
         names, constants, outside = self._tensors(nodes, {*of_leaf.values()}, state, assigned)
         constants |= {of_leaf[i].name: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
@@ -262,7 +223,7 @@ class Traced:
             ends = [[first + n for n, place in enumerate(inside) if place == end] for end in self.ends]
             closed = [nodes[place].name for place in self.closed]
             of = [nodes[place].name for place in self.gradients]
-            module, pullback = self._halves(first + len(returned), ends, of, closed)
+            module, pullback = halves(self.module, self._slopes, first + len(returned), ends, of, closed)
         module.recompile()
         state_names = {node.name: name for node, name in names.items()}
         made = Graph(
@@ -280,36 +241,6 @@ class Traced:
             pullback=pullback,
         )
         return made, outside
-
-    def _halves(
-        self, count: int, ends: list[list[int]], of: list[str], closed: list[str]
-    ) -> tuple[torch.fx.GraphModule, Pullback]:
-        """Split the graph after its first `count` outputs: return the forward pass, and the gradients. ends: of each
-        slope, its outputs. of, closed: placeholders of gradients, and those without."""
-        for node in self.module.graph.nodes:  # both draw the same random numbers
-            custom = node.meta.get("custom") or {}
-            node.meta["custom"] = {"draw": ("", node.name, 1), **custom}
-        forward, backward = _copy(self.module), _copy(self.module)
-        _forget_order(forward)
-        outputs: Any = output_of(self.module).args[0]
-        passed = {n: node.name for n, node in enumerate(outputs[:count]) if getattr(node, "op", "") == "placeholder"}
-        output_of(forward).args = (list(cast(Sequence, output_of(forward).args[0]))[:count],)
-        output_of(backward).args = (list(cast(Sequence, output_of(backward).args[0]))[count:],)
-        for half in (forward, backward):
-            half.graph.eliminate_dead_code()
-        for node in _placeholders(forward):
-            if node.name in self._slopes:
-                forward.graph.erase_node(node)
-        for half in (forward, backward):
-            half.recompile()
-        order = [node.name for node in _placeholders(forward)]
-        return forward, Pullback(
-            backward,
-            tuple(map(tuple, ends)),
-            tuple(map(order.index, of)),
-            {n: order.index(name) for n, name in passed.items()},
-            frozenset(map(order.index, closed)),
-        )
 
     def _leaf_nodes(self, nodes: Sequence[torch.fx.Node], leaves: Sequence[Any]) -> dict[int, torch.fx.Node]:
         """Return the placeholder of each leaf of the inputs; new ones for those that the graph does not read."""
@@ -399,16 +330,6 @@ def _drop_checks(module: torch.fx.GraphModule) -> None:
             module.graph.erase_node(node)
 
 
-def _hooked(hooks: Sequence[Callable], grad: torch.Tensor) -> torch.Tensor:
-    """Run hooks on a gradient. Raises CannotRecord for a hook that returns nothing: what it does in Python would be
-    done once."""
-    for hook in hooks:
-        grad = hook(grad)
-        if grad is None:
-            raise CannotRecord(f"a hook on a gradient returns nothing, at {code_line(hook)}: return the gradient")
-    return grad
-
-
 @functools.cache
 def _tell_assert(line: str) -> None:
     log.warning("the check at %s is taken as passed: a compiled step does not look at values", line)
@@ -423,39 +344,6 @@ def _written_parameter(state: State, real: torch.Tensor, result: torch.fx.Node) 
 def _name_in(entry: torch.nn.Module, real: torch.Tensor) -> str:
     tensors = (*entry.named_parameters(), *entry.named_buffers())
     return next((name.removeprefix("wrapped_module.") for name, tensor in tensors if tensor is real), "a tensor")
-
-
-def _copy(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    return torch.fx.GraphModule(module, graph)
-
-
-def _forget_order(module: torch.fx.GraphModule) -> None:
-    """Compute what a checkpoint computes again without waiting for the gradients: BatchNorm writes there too."""
-    for node in [node for node in module.graph.nodes if node.target is torch.ops.torch_bridge.after.default]:
-        for user in list(node.users):
-            user.replace_all_uses_with(cast(Any, node.args)[0][user.args[1]])
-            module.graph.erase_node(user)
-        module.graph.erase_node(node)
-
-
-def _open_slopes(module: torch.fx.GraphModule) -> set[str]:
-    """Make the slopes placeholders, which come last. Return their names."""
-    names = set()
-    *_, last = _placeholders(module)
-    for node in [node for node in module.graph.nodes if node.target is SLOPE]:
-        with module.graph.inserting_after(last):
-            last = module.graph.placeholder(f"slope_{len(names)}")
-        last.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(last)
-        module.graph.erase_node(node)
-        names.add(last.name)
-    return names
-
-
-def _placeholders(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _sizes(values: Sequence[Any]) -> Sizes:

@@ -46,7 +46,7 @@ class Pullback:
         def compute(graph: torch.fx.GraphModule, arrays: dict, valid: Any, base: Any, slopes: Sequence = ()) -> list:
             places = [node for node in graph.graph.nodes if node.op == "placeholder"]
             bounds = {place: known for place, known in zip(places, bounded, strict=False) if known is not None}
-            inner = dataclasses.replace(call, valid=valid, base=base, bounds=bounds)
+            inner = dataclasses.replace(call, valid=valid, base=base, bounds=bounds, _drawn_for={})
             given = [arrays.get(place, value) for place, value in enumerate(arguments)]
             return run_graph(graph, [*given, *slopes], inner)
 

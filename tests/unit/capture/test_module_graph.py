@@ -8,6 +8,7 @@ from flax import nnx
 from torch import nn
 
 import jaxtrain
+from jaxtrain.runtime.prng import Rngs
 from torch_bridge.from_torch import from_torch
 from torch_bridge.state_dict import load_state_dict
 from torch_bridge.training.torch_task import TorchTask
@@ -128,3 +129,28 @@ def test_a_compiled_step_writes_through_windows_as_torch_does(windows):
         wanted.backward()
         optimizer.step()
         assert float(step(batch)) == pytest.approx(wanted.item(), rel=1e-5)
+
+
+class Dropped(nn.Module):
+    """Dropout before a backward pass of its own, and once more in a checkpoint. The loss is linear in the last bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.drop = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        hidden = Doubles.apply(self.drop(self.first(x)))
+        return torch.utils.checkpoint.checkpoint(lambda h: self.drop(self.last(h)), hidden, use_reentrant=False)
+
+
+def test_both_passes_draw_the_same_masks():
+    model = from_torch(Dropped(), torch.ones(2, 4), ["training"])
+    total = lambda model: model(np.ones((64, 4), np.float32), rngs=Rngs(jax.random.key(0))).sum()
+    before, slopes = nnx.value_and_grad(total, argnums=nnx.DiffState(0, nnx.Param))(model)
+    slope = np.asarray(slopes["last"]["bias"].get_value())
+    for element in range(4):
+        step = np.eye(4, dtype=np.float32)[element]
+        model.last.bias.set_value(model.last.bias.get_value() + step)
+        after = total(model)
+        assert float(after - before) == pytest.approx(slope[element], abs=1e-3)
+        before = after

@@ -328,6 +328,9 @@ def _drop_checks(module: torch.fx.GraphModule) -> None:
                 module.graph.erase_node(user)
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
+    for node in placeholders(module):
+        if node.name == "tangents_token" and not node.users:  # torch's, to keep such checks in their order
+            module.graph.erase_node(node)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from jaxtrain.errors import UserError
 from torch_bridge.datasets import to_torch
+from torch_bridge.lowering.python.names import mentions
 from torch_bridge.second_derivatives import twice_differentiable  # noqa: F401
 
 
@@ -137,7 +138,8 @@ def gradients(tensors: Mapping[str, Any], parameters: Iterable[Any]) -> dict[str
 def loss_of(arguments: Sequence[Any], loss_fn: Callable, batch: Any, optimizer: Any, lowered: bool) -> Any:
     """Call the loss function. Takes the arguments of `backward`."""
     is_array = lambda leaf: issubclass(type(leaf), np.ndarray)  # isinstance() would run an object's own __class__
-    if any(map(is_array, pytree.tree_leaves(batch))):  # else itself: the loss may write to it
+    own = mentions(loss_fn, "from_numpy")  # it makes its tensors of a batch of arrays
+    if not own and any(map(is_array, pytree.tree_leaves(batch))):  # else itself: the loss may write to it
         batch = pytree.tree_map(lambda leaf: to_torch(leaf) if is_array(leaf) else leaf, batch)
     parameters = _trained(optimizer)
     device = parameters[0].device.type if parameters else "cpu"

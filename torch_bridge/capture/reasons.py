@@ -59,6 +59,8 @@ def reason_of(error: BaseException) -> str:
         return f"it raises {raised['kind']}" + (f": {said}" if said else "")
     if stopped and re.search(r"(nll_loss|cross_entropy) .*torch\.uint8", text):
         return "it takes class ids of uint8, which TorchDynamo does not trace (write target.long())"
+    if stopped and (ours := re.search(r"it prints \(print after the step\)", text)):
+        return ours[0]
     for pattern in _NAMES if stopped else ():
         if called := re.search(pattern, text):
             return _of_call(called["name"], called.groupdict().get("kind"))

@@ -391,7 +391,7 @@ def _prepare_dynamo() -> None:
 def _print(*_: Any, **__: Any) -> None:
     """Stand for `print` in captured code: a module's graph leaves it out; else Python runs it."""
     if not torch._dynamo.config.rewrite_assert_with_torch_assert:  # not OF_MODULES
-        torch._dynamo.graph_break()
+        torch._dynamo.graph_break("it prints (print after the step)")
 
 
 def _warn(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **_: Any) -> None:

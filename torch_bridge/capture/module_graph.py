@@ -10,6 +10,7 @@ import contextvars
 import copy
 import functools
 import logging
+import re
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,6 +31,7 @@ from torch_bridge.lowering.python import assigned_buffers
 from torch_bridge.lowering.python.state import Watch
 from torch_bridge.lowering.recording_lock import quiet
 from torch_bridge.lowering.structure import with_fields
+from torch_bridge.random_state import undrawn
 
 log = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -87,7 +89,8 @@ def _settled(
         return result
     second = _Capture(state.entry, leaves, spec, call or _call)
     second.read(free)
-    names = ", ".join((watch.names() or changed or ["an object"])[:3])
+    plain = [re.findall(r"\w+", name.removesuffix(".__self__"))[-1] for name in changed]  # Dynamo's names are paths
+    names = ", ".join((watch.names() or plain or ["an object"])[:3])
     reads = {id(mark) for mark in first.left} & {id(real) for real in second.reals}
     node = next((b for a, b in zip(first.nodes, second.nodes, strict=False) if a[0] != b[0]), None)
     if node is None and len(first.nodes) == len(second.nodes) and not reads:
@@ -100,23 +103,36 @@ def _settled(
 
 
 def _are_caches(entry: torch.nn.Module, leaves: list, spec: Any, watch: Watch) -> bool:
-    """Return True if calls leave the same values in the attributes that they change, whatever their inputs and number:
-    cached results of the parameters, which the graph computes at every call."""
+    """Return True if calls leave the same values in the attributes that they change, whatever their inputs and number,
+    and a second call computes what a first one does: cached results, which the graph computes at every call. What is
+    cached of parameters that are trained is no such result, as torch goes on with the old one."""
     changed = {(path, name) for _, path, name, _, _ in watch.changed}
-    flipped = [leaf.flip(tuple(range(leaf.dim()))) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    one, other = (pytree.tree_unflatten(each, spec) for each in (leaves, flipped))
-    contents = []
+    one, other = (pytree.tree_unflatten(each, spec) for each in (leaves, list(map(_another, leaves))))
+    contents, outputs = [], []
     watch.restore()
     try:
-        for calls in ((one,), (other,), (one, other)):
+        for calls, moved in (((one,), 0), ((other,), 0), ((one, other), 0), ((one,), entry.training)):
             twin = copy.deepcopy(entry)
-            with torch.no_grad(), quiet():
+            with torch.no_grad(), quiet(), undrawn():
+                for parameter in twin.parameters():
+                    parameter.add_(0.125 if moved and parameter.requires_grad else 0)
                 for inputs in calls:
-                    twin(*inputs)
+                    torch.manual_seed(0)
+                    output = twin(*inputs)
+            outputs.append(pytree.tree_leaves(with_fields(output)))
             contents.append([value for _, *key, value in Watch(twin).before.values() if tuple(key) in changed])
     except Exception:  # torch cannot call it here: not known as caches
         return False
-    return bool(changed) and all(_same_values(contents[0], each) for each in contents[1:])
+    return bool(changed) and _same_values(outputs[1], outputs[2]) and all(map(_same_values, contents[1:], contents))
+
+
+def _another(leaf: Any) -> Any:
+    """Return other values of the same form, which are valid as classes and indices of two kinds."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.is_floating_point() or leaf.is_complex():
+        return torch.linspace(0.1, 0.9, leaf.numel()).reshape(leaf.shape).to(leaf.dtype)
+    return (leaf == 0).to(leaf.dtype)
 
 
 def _same_values(a: Any, b: Any) -> bool:

@@ -27,7 +27,7 @@ from torch_bridge.capture.own_backward import (
     placeholders,
     slope_of,
 )
-from torch_bridge.capture.replay import Replay
+from torch_bridge.capture.replay import Replay, writes
 from torch_bridge.capture.user_warnings import showing
 from torch_bridge.datasets import is_dense, kind_of
 from torch_bridge.lowering import constant_tensors, unregistered
@@ -129,6 +129,11 @@ class Traced:
         traced.closed = [place for place, real in enumerate(reals) if any(real is leaf for leaf in leaves)]
         traced.closed = [place for place in traced.closed if place not in graded]
 
+        overwritten = [
+            place
+            for place, node in enumerate(placeholders(gm))
+            if place in graded and any(reals[place] is leaf for leaf in leaves) and _is_written(node)
+        ]
         hooks = {place: real._backward_hooks for place, real in enumerate(reals) if isinstance(real, torch.Tensor)}
         traced._hooks = {place: list(each.values()) for place, each in hooks.items() if each}
 
@@ -138,13 +143,16 @@ class Traced:
             inputs = list(arguments)
             for place in graded:
                 inputs[place] = inputs[place].detach().requires_grad_()
+            leaves = {place: inputs[place] for place in graded}
+            for place in overwritten:  # as torch allows for a batch that asks for no gradient
+                inputs[place] = inputs[place].clone()
             exchanging = contextlib.nullcontext() if tensors is None else AsInputs(tensors, reals, inputs)
             with torch.enable_grad(), torch.fx.traceback.preserve_node_meta(), exchanging:
                 results = list((Replay if own else CuttingReplay)(gm, modes[0], warns=True).run(*inputs[:count]))
                 for result in results:
                     if not isinstance(result, torch.Tensor | torch.SymInt):
                         raise Unfollowed(f"it returns {type(result).__name__}")
-                gradients = traced._gradients(results, {place: inputs[place] for place in graded}) if own else []
+                gradients = traced._gradients(results, leaves) if own else []
             traced.kinds = [int if isinstance(result, torch.SymInt) else torch.Tensor for result in results]
             return [value.detach() if isinstance(value, torch.Tensor) else value for value in (*results, *gradients)]
 
@@ -313,6 +321,10 @@ class Traced:
             if node.users:
                 raise Unfollowed(f"it computes with a size, {wanted}, of no tensor")
             graph.erase_node(node)
+
+
+def _is_written(node: torch.fx.Node) -> bool:
+    return any(writes(user) and user.args and user.args[0] is node for user in node.users)
 
 
 def _drop_checks(module: torch.fx.GraphModule) -> None:

@@ -259,3 +259,56 @@ def test_a_loss_that_is_refused_draws_numpys_numbers_as_often_as_torch():
     end = np.random.rand()
     np.random.seed(0)
     assert end == np.random.rand(17)[-1]
+
+
+def cached_input(self, x):
+    if not hasattr(self, "centre"):
+        self.centre = x.mean().detach()
+    return self.linear(x) * self.centre
+
+
+def flagged(self, x):
+    y = self.linear(x)
+    if getattr(self, "flag", None) is not None:
+        y = y + 1
+    self.flag = 1
+    return y
+
+
+def cached_weight(self, x):
+    if not hasattr(self, "doubled"):
+        self.doubled = self.linear.weight.detach() * 2
+    return self.linear(x) + x @ self.doubled.t()
+
+
+@pytest.mark.parametrize(("forward", "name"), [(cached_input, "centre"), (flagged, "flag"), (cached_weight, "doubled")])
+def test_what_the_first_call_keeps_for_later_ones_is_refused_in_training(forward, name):
+    with pytest.raises(
+        UnsupportedModel, match=f"a second call computes something else, because the call changes {name}"
+    ):
+        from_torch(module(forward), X, modes=("training",))
+
+
+def test_positions_kept_from_call_to_call_are_computed_at_each():
+    def positions(self, x):
+        if not hasattr(self, "places") or self.places.shape[0] < x.shape[0]:
+            self.places = torch.arange(x.shape[0]).float()
+        return self.linear(x) + self.places[: x.shape[0], None]
+
+    made = module(positions)
+    model = from_torch(made, X, modes=("training",))
+    for rows in (4, 2, 3):
+        got = model(X[:rows].numpy(), rngs=Rngs(jax.random.key(0)))
+        np.testing.assert_allclose(got, made.linear(X[:rows]).detach() + torch.arange(rows)[:, None], atol=1e-6)
+
+
+def test_a_batch_that_a_forward_writes_to_is_converted():
+    def writes(self, x):
+        x.mul_(2)
+        return self.linear(x) + x[:, :3]
+
+    made = module(writes)
+    wanted = made(X.clone()).detach()
+    np.testing.assert_allclose(
+        from_torch(made, X.clone(), modes=("training",))(X.numpy(), rngs=Rngs(jax.random.key(0))), wanted, atol=1e-6
+    )

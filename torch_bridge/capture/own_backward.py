@@ -1,4 +1,4 @@
-"""What a captured graph needs where torch's own backward pass is a part of it: slopes, and its two halves."""
+"""Slopes of a captured graph, and its two halves, where torch's own backward pass is a part of it."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
